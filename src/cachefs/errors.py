@@ -69,6 +69,10 @@ class NotFoundError(OriginError):
     """There is no such object, directory or bucket. ENOENT."""
 
 
+class UploadLostError(NotFoundError):
+    """The upload has been completed or aborted, or a part of it is not there or not accepted."""
+
+
 class NotADirError(OriginError):
     """A directory was expected and an object was found. ENOTDIR."""
 

@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 import trio
+from click.testing import CliRunner
 from trio.testing import wait_all_tasks_blocked
 
+from cachefs.cli import main
 from cachefs.errors import SpoolFullError
+from cachefs.staging import content
+from cachefs.staging.disk import SpoolDisk
 from cachefs.staging.extents import Piece, Source
 from cachefs.staging.file_state import FileState
 from tests.staging.harness import FullDisk, a_spool, content_of, crashed, meta_of
@@ -175,6 +179,61 @@ async def test_what_only_an_upload_has_is_neither_read_nor_changed(tmp_path: Pat
     async with a_spool(tmp_path) as spool:
         (file,) = spool.files.values()
         assert await content_of(file) == b"new", "nothing of it is missing"
+
+
+class KilledInTruncation(SpoolDisk):
+    """Keeps what a kill leaves just before a spool file is truncated, and just behind it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        crashed(self._root, self._root / "before")
+        super().truncate(fd, size_bytes)
+        crashed(self._root, self._root / "behind")
+
+
+async def test_holes_never_count_as_zeros(tmp_path: Path) -> None:
+    """A truncation to nothing makes an end of them."""
+    async with a_spool(tmp_path, disk=KilledInTruncation(tmp_path)) as spool:
+        file = spool.begin(1, "a", None)
+        file.write(0, b"x" * 100 * KIB)
+        await file.free(64 * KIB)
+        await file.truncate(0)
+    async with a_spool(tmp_path / "before") as spool:
+        (file,) = spool.files.values()
+        assert file.pieces(0, 64 * KIB) == [Piece(Source.UPLOAD, 0, 64 * KIB)]
+    async with a_spool(tmp_path / "behind") as spool:
+        (file,) = spool.files.values()
+        file.write(0, b"new")
+        assert await content_of(file) == b"new"
+
+
+async def test_bytes_are_freed_although_their_sender_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "_STEP_BYTES", 16 * KIB)
+    async with a_spool(tmp_path) as spool:
+        file = spool.begin(1, "a", None)
+        file.write(0, b"x" * 100 * KIB)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await file.free(64 * KIB)
+        assert spool.space.used_bytes == (4 + 36) * KIB
+
+
+async def test_a_file_with_holes_is_not_saved(tmp_path: Path) -> None:
+    """Its first bytes are only in an upload."""
+    async with a_spool(tmp_path) as spool:
+        file = spool.begin(1, "a", None)
+        file.write(0, b"x" * 100 * KIB)
+        await file.free(64 * KIB)
+    asked = ["writes", "save", "a", "--cache-dir", str(tmp_path / "spool")]
+    refused = CliRunner().invoke(main, [*asked, str(tmp_path / "saved")])
+    assert refused.exit_code == 1
+    assert "had no room in the spool" in refused.output
+    assert not (tmp_path / "saved").exists()
+    assert "lacks its first 65536 bytes" in CliRunner().invoke(main, asked).output
 
 
 @pytest.mark.parametrize("how", ["repeated", "cut"])

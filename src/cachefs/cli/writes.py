@@ -18,6 +18,7 @@ from cachefs.control import api
 from cachefs.control.client import ask, stream
 from cachefs.errors import CachefsError, UsageError
 from cachefs.mounts import locate, socket_path
+from cachefs.staging.file_state import no_longer_here
 from cachefs.units import format_bytes
 
 _TIMEOUT_S = 30.0
@@ -152,6 +153,7 @@ def _content(found: Unsent) -> Generator[dict[str, Any], None, None]:
         "path": left.path,
         "size_bytes": size_bytes,
         "base_bytes": left.base_bytes,
+        "freed_bytes": left.freed_bytes,
         "file": str(left.file),
     }
     if left.base_bytes:
@@ -159,6 +161,8 @@ def _content(found: Unsent) -> Generator[dict[str, Any], None, None]:
             f"only parts of {left.path} were written, and the rest is at the source: mount that "
             "again, and save the file then"
         )
+    if left.freed_bytes:
+        raise no_longer_here(left.path, left.freed_bytes)
     yield {"offset": 0, "length": size_bytes, "source": "spool"}
 
 
@@ -168,6 +172,12 @@ def _print_place(head: dict[str, Any]) -> None:
         say(
             "cachefs: this file has only the written parts; with a TARGET, cachefs writes save "
             "adds the rest",
+            err=True,
+        )
+    if head.get("freed_bytes"):
+        say(
+            f"cachefs: this file lacks its first {head['freed_bytes']} bytes, which only an upload "
+            "at the source has: cachefs writes send completes it",
             err=True,
         )
 

@@ -353,7 +353,7 @@ class WritableOrigin(ABC):
     ) -> PartTag:
         """Write part `number` (from 1), whose bytes begin at `offset` of the object. Parts may be
         written in any order and at the same time. A part that is written again replaces the earlier
-        one. Raises `NotFoundError` if the upload no longer exists."""
+        one. Raises `UploadLostError` if the upload no longer exists."""
 
     @abstractmethod
     async def copy_part(
@@ -361,7 +361,8 @@ class WritableOrigin(ABC):
     ) -> PartTag:
         """Do `put_part` with the `length` bytes at `offset` of the version `meta` of the object at
         `path`. The bytes do not pass through this machine. Raises `ObjectChangedError` if the
-        object has another version now, `NotFoundError` if it or the upload no longer exists."""
+        object has another version now, `NotFoundError` if it no longer exists, `UploadLostError` if
+        the upload no longer exists."""
 
     @abstractmethod
     async def complete(
@@ -374,14 +375,13 @@ class WritableOrigin(ABC):
         """Make the object of its `parts` in the order of their numbers. Return it as `put` does. If
         this upload has been completed already, and the object is still its result, this is a
         success. Object stores keep the attributes of `start_upload` instead of `attributes`. Raises
-        `ConflictError`, and the upload remains; `NotFoundError` if the upload no longer exists and
-        the object is not its result."""
+        `ConflictError`, and the upload remains; `UploadLostError` if the upload no longer exists
+        and the object is not its result."""
 
     @abstractmethod
     async def parts(self, upload: Upload) -> list[PartTag]:
         """Return the parts that the origin has, by number. A part that was written twice may be
-        missing. Raises `NotFoundError` if the upload no
-        longer exists."""
+        missing. Raises `UploadLostError` if the upload no longer exists."""
 
     @abstractmethod
     async def abort(self, upload: Upload) -> None:

@@ -271,16 +271,14 @@ class StagedContent:
         self._truncate_step(size_bytes)
 
     def _truncate_step(self, size_bytes: int) -> None:
-        had_holes = self.freed_bytes > 0
         with self._changing():
             self._before_change(min(size_bytes, self.size_bytes), MOST_SIZE_BYTES)
-            try:
-                self._parts.files.truncate(self.number, size_bytes)
-            except OSError:
-                if had_holes and not self.freed_bytes:
-                    self._hold_mixed()  # they must not count as zeros
-                raise
+            self._parts.files.truncate(self.number, size_bytes)
             self.note_spool_mtime()
+            if self.freed_bytes and not size_bytes:
+                # Only now: if the file had its bytes still, the holes would count as zeros.
+                self._append(Freed(self.number, 0), otherwise=self._hold_mixed)
+                self.freed_bytes = 0
         self._stored_bytes = min(self._stored_bytes, size_bytes)
         self._has_changed(size_bytes)
 
@@ -316,12 +314,8 @@ class StagedContent:
         stale = () if self.upload is None else self.upload.stale_parts(begin, end)
         if stale:
             records.append(PartsStale(self.number, stale))
-        if self.freed_bytes and not begin:
-            records.append(Freed(self.number, 0))
         self._append(*records)
         self.is_sealed, self.synced = False, None
-        if not begin:
-            self.freed_bytes = 0
         if self.upload is not None:
             self.upload.forget(begin, end)
         if self.state is FileState.SENDING:
@@ -360,22 +354,26 @@ class StagedContent:
         Until the file is at the origin they can be neither read nor changed. Only for a file that
         has no extents, and is neither sealed nor synced. Raises `SpoolError`.
 
-        The record is on the disk first: after a power cut the holes must not count as zeros."""
-        first, number = self.freed_bytes, self.number
-        with spool_errors(self.path):
-            self._append(Freed(number, end_bytes))
-            self.freed_bytes = end_bytes
-            await self._parts.journal.sync()
-            for offset in range(first, end_bytes, _STEP_BYTES):
-                if self.freed_bytes < end_bytes or not self.is_attached:
-                    return  # it was truncated, and may have new bytes here
-                length = min(_STEP_BYTES, end_bytes - offset)
-                self._parts.files.free(number, offset, length)
-                self._stored_bytes = max(0, self._stored_bytes - length)
-                self._spool_mtime_ns = self._parts.files.status(number).st_mtime_ns
-                self._append(Attributes(number, self.mtime_ns, self._spool_mtime_ns, self.posix))
-                self._charge()
-                await trio.lowlevel.checkpoint()
+        The record is on the disk first: after a power cut the holes must not count as zeros. A
+        cancelled caller gets all of it done: later calls free only what comes behind."""
+        with spool_errors(self.path), trio.CancelScope(shield=True):
+            await self._free(self.freed_bytes, end_bytes)
+
+    async def _free(self, first: int, end_bytes: int) -> None:
+        number = self.number
+        self._append(Freed(number, end_bytes))
+        self.freed_bytes = end_bytes
+        await self._parts.journal.sync()
+        for offset in range(first, end_bytes, _STEP_BYTES):
+            if self.freed_bytes < end_bytes or not self.is_attached:
+                return  # it was truncated, and may have new bytes here
+            length = min(_STEP_BYTES, end_bytes - offset)
+            self._parts.files.free(number, offset, length)
+            self._stored_bytes = max(0, self._stored_bytes - length)
+            self._spool_mtime_ns = self._parts.files.status(number).st_mtime_ns
+            self._append(Attributes(number, self.mtime_ns, self._spool_mtime_ns, self.posix))
+            self._charge()
+            await trio.lowlevel.checkpoint()
 
     def note_spool_mtime(self) -> None:
         """Take over the mtime of the spool file, after a change of it. Raises `OSError`."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from cachefs.errors import SpoolError
+
 
 class FileState(Enum):
     """The states of a staged file. The numbers are stored in the journal."""
@@ -131,6 +133,14 @@ def is_only_begun(file: Changed) -> bool:
     if file.extents is not None:
         return file.generation == 1
     return not (file.size_bytes or file.expected_version)
+
+
+def no_longer_here(path: str, freed_bytes: int) -> SpoolError:
+    """Return the error for a read of bytes that only an upload has."""
+    return SpoolError(
+        f"{path}: its first {freed_bytes} bytes had no room in the spool, and can be "
+        "read when it is closed and at the source: give the spool more room with --spool-size"
+    )
 
 
 def _overlapping(parts: Iterable[Part], begin: int, end: int) -> tuple[int, ...]:

@@ -126,6 +126,8 @@ def _check(file: ReplayedFile, status: os.stat_result, survived: bool) -> None:
     says that the system still runs in which the journal was written."""
     if file.extents is None:
         file.size_bytes = status.st_size
+        if not file.size_bytes:
+            file.freed_bytes = 0  # it was truncated
     elif file.extents.end > status.st_size:
         file.hold(TOO_SHORT)
     if survived:

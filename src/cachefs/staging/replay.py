@@ -217,7 +217,7 @@ def _apply(file: ReplayedFile, record: Record) -> None:
                 file.upload.note_other_attributes(file.generation)
         case Renamed():
             file.path = record.path
-            if file.upload is not None:
+            if file.upload is not None and not file.freed_bytes:
                 file.upload.note_other_attributes(file.generation)
         case Changed():
             file.generation = max(file.generation, record.generation)

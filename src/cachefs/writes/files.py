@@ -257,8 +257,8 @@ class WrittenFiles:
                 await file.sent.wait()
             elif file.is_in_doubt:
                 await self._sends.doubts.end(file)
-                if file.is_in_upload and not is_whole:
-                    raise SpoolError(f"{file.staged.path}: wait until the source has all of it")
+            elif file.is_in_upload and not is_whole:
+                raise SpoolError(f"{file.staged.path}: wait until the source has all of it")
             elif file.state is State.STORED:
                 self._entries.end(file)
             else:

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import trio
 
-from cachefs.errors import SpoolError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.reader import FileReader
 from cachefs.origin.writable import MOST_PUT_BYTES, Condition
 from cachefs.staging.extents import Source
+from cachefs.staging.file_state import no_longer_here
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta
 
@@ -133,7 +133,7 @@ class WrittenFile:
             elif piece.source is Source.ZEROS:
                 found.append(bytes(piece.length))
             elif piece.source is Source.UPLOAD:
-                raise no_longer_here(self.staged)
+                raise no_longer_here(self.staged.path, self.staged.freed_bytes)
             else:
                 found.append(await self._read_base(piece.offset, piece.length))
         return found[0] if len(found) == 1 else b"".join(found)
@@ -254,14 +254,6 @@ class WrittenFile:
         self.stop_ahead()
         if self.sending_parts is not None:
             self.sending_parts.cancel()
-
-
-def no_longer_here(staged: StagedFile) -> SpoolError:
-    """Return the error for a read of bytes that only an upload has."""
-    return SpoolError(
-        f"{staged.path}: its first {staged.freed_bytes} bytes had no room in the spool, and can be "
-        "read when it is closed and at the source: give the spool more room with --spool-size"
-    )
 
 
 def restored(inode: Inode, staged: StagedFile) -> WrittenFile:

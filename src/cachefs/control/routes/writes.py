@@ -75,6 +75,7 @@ class WritesRoutes:
             "path": staged.path,
             "size_bytes": staged.size_bytes,
             "base_bytes": 0 if staged.base is None else staged.base_bytes,
+            "freed_bytes": staged.freed_bytes,
             "file": str(self._writable().files.spool.file_path(staged.number)),
         }
         async with aclosing(reader.pieces()) as pieces:

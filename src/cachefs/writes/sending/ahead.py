@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from cachefs.errors import CachefsError
+from cachefs.staging.file_state import FileState
 from cachefs.staging.space import SpoolSpace
 from cachefs.types import MOST_SIZE_BYTES
 from cachefs.writes.sending.sender import (
@@ -80,6 +81,7 @@ class PartsAhead:
             and file.state is State.UNSENT
             and file.is_named
             and not (file.closes or staged.is_sealed or staged.is_synced)
+            and (staged.state is FileState.OPEN or staged.refused_at is not None)
             and staged.extents is None
             and full_part_after(staged.freed_bytes) <= file.in_order_bytes
         )
@@ -96,7 +98,7 @@ class PartsAhead:
     async def _free(self, file: WrittenFile) -> None:
         """Free what the origin has of the file, if a writer waits for room."""
         if self._space.is_wanted and self.can_free(file):
-            sent_bytes = min(sent_in_order_bytes(file.staged), file.in_order_bytes)
+            sent_bytes = sent_in_order_bytes(file.staged, file.in_order_bytes)
             if sent_bytes > file.staged.freed_bytes:
                 await file.staged.free(sent_bytes)
 

@@ -32,6 +32,7 @@ from cachefs.errors import (
     OriginUnavailableError,
     PartsLostError,
     RefusedError,
+    UploadLostError,
 )
 from cachefs.namespace.namespace import Namespace
 from cachefs.origin.on_behalf import acting_for
@@ -180,7 +181,7 @@ class Sender:
                 try:
                     send = self._put if file.is_small else self._send_in_parts
                     meta = await send(file, path, describe)
-                except _UploadLostError as error:
+                except _SendAnewError as error:
                     lost += 1
                     if lost > _MOST_LOST:
                         raise OriginError(str(error)) from None
@@ -242,11 +243,10 @@ class Sender:
     ) -> ObjectMeta:
         """Complete the upload that has bytes which the spool does not have any more."""
         known = staged.upload
-        if known is None or known.path != staged.path:
+        if known is None or not self._can_continue(known, staged, staged.path):
             _check_complete(staged)
-        upload = Upload(
-            _progress(staged).path, _progress(staged).upload_id, _progress(staged).write_id
-        )
+        known = _progress(staged)
+        upload = Upload(known.path, known.upload_id, known.write_id)
         try:
             await self._compare_parts(staged, upload)
             for part in missing_parts(staged):
@@ -256,8 +256,7 @@ class Sender:
                 tag = await self._writer.put_part(upload, part.number, part.offset, content)
                 staged.finish_part(staged.begin_part(*part), tag.tag)
             return await self._writer.complete(upload, _tags(staged), condition, attributes)
-        except NotFoundError:
-            staged.end_upload()
+        except UploadLostError:
             _check_complete(staged)
             raise
 
@@ -306,8 +305,8 @@ class Sender:
             self.timeouts.note_moved()
             return meta
         except NotFoundError as error:
-            await self.drop_upload(staged)
-            raise _UploadLostError(str(error)) from None
+            await self._drop_lost(staged, error)
+            raise _SendAnewError(str(error)) from None
         finally:
             file.sending_parts = None
 
@@ -328,8 +327,8 @@ class Sender:
         ]
         try:
             await self._send_parts(file, upload, full)
-        except NotFoundError:
-            await self.drop_upload(staged)  # the store has dropped it: the next one begins anew
+        except NotFoundError as error:
+            await self._drop_lost(staged, error)  # the next sending begins another one
             raise
 
     async def _open_upload(self, file: WrittenFile, path: str, describe: Describe) -> Upload:
@@ -397,7 +396,9 @@ class Sender:
         when it completes the upload. Raises `OriginUnavailableError`."""
         try:
             found = {part.number: part for part in await self._writer.parts(upload)}
-        except NotFoundError:
+        except NotFoundError as error:
+            if staged.freed_bytes and not isinstance(error, UploadLostError):
+                raise
             # Completed, perhaps: then the next request for it finds its object.
             return _progress(staged).asked_generation > 0
         except OriginUnavailableError:
@@ -411,8 +412,11 @@ class Sender:
         wrong = [
             part.number
             for part in known
-            if (tag := found.get(part.number)) is None
-            or (tag.size_bytes, tag.tag) != (part.length, part.tag)
+            if part.offset >= staged.freed_bytes
+            and (
+                (tag := found.get(part.number)) is None
+                or (tag.size_bytes, tag.tag) != (part.length, part.tag)
+            )
         ]
         staged.forget_parts(tuple(wrong))
         return True
@@ -484,6 +488,16 @@ class Sender:
         if staged.upload is known:
             staged.end_upload()
 
+    async def _drop_lost(self, staged: StagedFile, error: NotFoundError) -> None:
+        """Drop an upload that the origin does not find. But one with bytes that the spool does not
+        have stays as it is, because a user may still complete it. Raises `PartsLostError` if it is
+        certain that it can't be completed now, and `error` if it is not."""
+        if staged.freed_bytes:
+            if isinstance(error, UploadLostError):
+                _check_complete(staged)
+            raise error
+        await self.drop_upload(staged)
+
     async def _remove_rest(self, known: UploadProgress) -> None:
         """Remove what a killed daemon has left of a sending. Raises the origin's error."""
         if self._writer.leaves_rest and not is_of_this_process(known.write_id):
@@ -531,7 +545,7 @@ class BrokenOffError(CachefsError):
     """A sending was broken off before the origin was asked to store anything."""
 
 
-class _UploadLostError(Exception):
+class _SendAnewError(Exception):
     """The origin does not have the upload any more."""
 
 
@@ -557,8 +571,9 @@ def _tags(staged: StagedFile) -> list[PartTag]:
     return [PartTag(each.number, each.length, parts[each.number].tag) for each in ranges]
 
 
-def sent_in_order_bytes(staged: StagedFile) -> int:
-    """Return up to where the origin has full parts without a gap."""
+def sent_in_order_bytes(staged: StagedFile, written_bytes: int) -> int:
+    """Return up to where the origin has full parts without a gap, which end before
+    `written_bytes`."""
     upload, end = staged.upload, 0
     if upload is None or not upload.upload_id or upload.asked_generation:
         return 0
@@ -569,6 +584,8 @@ def sent_in_order_bytes(staged: StagedFile) -> int:
             break
         if each.length != full_bytes and each.offset >= staged.freed_bytes:
             break
+        if each.end > written_bytes:
+            break
         end = each.end
     return end
 
@@ -576,10 +593,12 @@ def sent_in_order_bytes(staged: StagedFile) -> int:
 def _part_bytes(staged: StagedFile) -> int:
     """Return the size of the parts of a file as it is now. The store copies most of the parts of a
     file that has a base, and a few large copies are quicker than many small ones. Parts whose bytes
-    the spool does not have any more keep their size, so only the others get larger."""
-    most, freed = MOST_PARTS if staged.base is None else _MOST_COPIES, _freed_parts(staged)
-    begin = freed[-1].end if freed else 0
-    return part_bytes(staged.size_bytes - begin, most - len(freed))
+    the spool does not have any more keep their size. So the others get larger before all numbers
+    are used, or such a file could not grow much beyond 78 GiB."""
+    freed = _freed_parts(staged)
+    if freed:
+        return part_bytes(staged.size_bytes - freed[-1].end, (MOST_PARTS - len(freed)) // 2)
+    return part_bytes(staged.size_bytes, MOST_PARTS if staged.base is None else _MOST_COPIES)
 
 
 def _freed_parts(staged: StagedFile) -> list[PartRange]:

@@ -9,10 +9,9 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import NotFoundError, ObjectChangedError, SpoolError
 from cachefs.namespace.namespace import Namespace
 from cachefs.staging.extents import Source
-from cachefs.staging.file_state import FileState
+from cachefs.staging.file_state import FileState, no_longer_here
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES
-from cachefs.writes.written_file import no_longer_here
 
 _STEP_BYTES = 64 << 20
 """How much of a file is described between two checks for other tasks."""
@@ -38,7 +37,7 @@ class StagedReader:
             elif piece.source is Source.ZEROS:
                 found.append(bytes(piece.length))
             elif piece.source is Source.UPLOAD:
-                raise no_longer_here(self._staged)
+                raise no_longer_here(self._staged.path, self._staged.freed_bytes)
             else:
                 for at, some in _blocks(piece.offset, piece.length):
                     found.append(await self._read_base(at, some))
@@ -66,7 +65,7 @@ class StagedReader:
         for first in range(0, staged.size_bytes, _STEP_BYTES):
             for source, offset, length in staged.pieces(first, _STEP_BYTES):
                 if source is Source.UPLOAD:
-                    raise no_longer_here(staged)
+                    raise no_longer_here(staged.path, staged.freed_bytes)
                 if source is not Source.BASE:
                     yield {"offset": offset, "length": length, "source": source.value}
                     continue

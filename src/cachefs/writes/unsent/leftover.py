@@ -19,7 +19,7 @@ _NOT_CLOSED = "it was never closed"
 class LeftFile(NamedTuple):
     """A file of a spool that no daemon uses. `state` is FAILED, CONFLICT or HELD, or OPEN for a
     file that the next mount sends. `base_bytes` is how much of an object at the origin shows where
-    nothing was written."""
+    nothing was written. Up to `freed_bytes` only an upload at the origin has the bytes."""
 
     number: int
     path: str
@@ -27,6 +27,7 @@ class LeftFile(NamedTuple):
     reason: str
     size_bytes: int
     base_bytes: int
+    freed_bytes: int
     changed_at_ns: int
     file: Path
 
@@ -78,6 +79,7 @@ def _left(paths: SpoolPaths, found: FoundFile) -> LeftFile:
         file.reason,
         file.size_bytes,
         0 if file.base is None else file.base_bytes,
+        file.freed_bytes,
         status.st_mtime_ns,
         paths.file(file.number),
     )

@@ -22,6 +22,7 @@ from cachefs.errors import (
     OriginFullError,
     QuotaError,
     RefusedError,
+    UploadLostError,
 )
 from cachefs.origin.base import OriginCounters
 from cachefs.origin.options import OriginOptions
@@ -123,10 +124,6 @@ class _MovedError(OriginError):
     def __init__(self, message: str, target: S3Target) -> None:
         super().__init__(message)
         self.target = target
-
-
-class NoSuchUploadError(NotFoundError):
-    """The upload has been completed or aborted, or a part of it is not there or not accepted."""
 
 
 class Sender:
@@ -427,7 +424,7 @@ class Sender:
         if (full := _fullness(place, status, code, reason)) is not None:
             return full
         if code in _LOST_UPLOADS:
-            return NoSuchUploadError(f"{place} has no such upload, or not all its parts ({reason})")
+            return UploadLostError(f"{place} has no such upload, or not all its parts ({reason})")
         if code in _DAMAGED:
             return BadDataError(f"{place} was not written: its bytes were damaged ({reason})")
         found = s3_errors.from_status(

@@ -26,12 +26,13 @@ from cachefs.errors import (
     OriginError,
     OriginUnavailableError,
     RefusedError,
+    UploadLostError,
 )
 from cachefs.origin.s3.lister import S3Lister
 from cachefs.origin.s3.versions import Versions, is_strong, is_version
 from cachefs.origin.s3.writing import messages, probe
 from cachefs.origin.s3.writing.markers import Markers
-from cachefs.origin.s3.writing.sender import DIRECTORY, NoSuchUploadError, Sender
+from cachefs.origin.s3.writing.sender import DIRECTORY, Sender
 from cachefs.origin.writable import (
     NO_ATTRIBUTES,
     UNCHECKED,
@@ -343,7 +344,7 @@ class S3Writer(WritableOrigin):
         try:
             await self._sender.send("DELETE", key, "", headers)
         except NotFoundError as error:
-            if isinstance(error, NoSuchUploadError) or await self._sender.head(key) is None:
+            if isinstance(error, UploadLostError) or await self._sender.head(key) is None:
                 return
             raise
         except ConflictError:
@@ -487,7 +488,7 @@ class S3Writer(WritableOrigin):
         found = await self._sender.head(key)
         if found is not None and self._is_own(found, write_id, e_tag):
             return self._told(found)
-        is_upload_gone = isinstance(error, NoSuchUploadError)
+        is_upload_gone = isinstance(error, UploadLostError)
         if isinstance(error, NotFoundError) and condition is not None and not is_upload_gone:
             raise self._conflict_at(key) from None  # the version that it is based on is gone
         raise error
