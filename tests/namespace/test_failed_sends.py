@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from cachefs.staging import recovery as recovery_module
 from cachefs.staging.file_state import FileState
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
+from cachefs.writes import files
 from tests.namespace.harness import Reading
 from tests.namespace.test_written_names import Mount, ObjectStore
 from tests.staging.harness import content_of
@@ -146,6 +148,35 @@ async def test_a_file_of_which_a_write_was_refused_is_not_sent(full: Mount) -> N
     await full.files.write(ino, 0, b"short", 1)
     await full.files.close(ino, 1)
     assert full.objects() == {"file": b"short"}
+
+
+@pytest.mark.parametrize("state", ["clean", "stored", "closed"])
+async def test_a_complete_file_lacks_a_write_that_was_refused(
+    full: Mount, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """The program may ignore the error and write behind. The file stays complete before that."""
+    monkeypatch.setattr(files, "_ROOM_S", 0.01)
+    full.origin.put("file", b"former")
+    ino, other = (await full.tree.find("file")).ino, await full.create(ROOT_INO, b"other")
+    if state != "clean":
+        full.store.before = away if state == "closed" else None
+        await full.files.truncate(ino, 0, 1)
+        await full.files.write(ino, 0, b"former", 1)
+        with pytest.raises(OriginUnavailableError) if state == "closed" else nullcontext():
+            await full.files.send(ino, is_close=True)
+        full.store.before = None
+    await full.files.write(other, 0, bytes(80 << 10), 2)
+    for offset in (6, 7):
+        with pytest.raises(SpoolFullError):
+            await full.files.write(ino, offset, bytes(97 << 10), 1)
+    await full.files.truncate(other, 0, 2)
+    await full.files.write(ino, 30 << 10, b"behind", 1)
+    with pytest.raises(SpoolFullError, match="a write was refused"):
+        await full.files.close(ino, 1)
+    assert full.objects()["file"] == b"former"
+    await full.files.write(ino, 6, b"a" * (20 << 10), 1)
+    await full.files.close(ino, 1)
+    assert full.objects()["file"][: 20 << 10] == b"former" + b"a" * ((20 << 10) - 6)
 
 
 async def test_a_write_that_was_refused_and_succeeds_later(

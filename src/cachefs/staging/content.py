@@ -321,19 +321,21 @@ class StagedContent:
         if self.state is FileState.SENDING:
             self.state = FileState.OPEN
 
-    def note_refused(self, offset: int, reason: str) -> None:
+    def note_refused(self, offset: int, reason: str) -> bool:
         """Record that a write at `offset` was refused: nothing is published until it is repeated,
         or the file is truncated before it. A content that was closed or synced is one that a
-        program wanted, so it stays one that may be published."""
-        is_known = self.refused_at is not None and self.refused_at <= offset
-        if is_known or self.is_sealed or not self.is_attached:
-            return
+        program wanted, so it stays one that may be published: then this returns False."""
+        if self.is_sealed or not self.is_attached:
+            return False
+        if self.refused_at is not None and self.refused_at <= offset:
+            return True
         self.refused_at = offset
         self.state, self.reason = FileState.FAILED, reason
         with suppress(OSError):  # the disk is full: then only this daemon knows it
             self._append(
                 Refused(self.number, offset), StateChanged(self.number, self.state.value, reason)
             )
+        return True
 
     def _accept(self) -> None:
         """Record that no write is missing any more. Raises `SpoolError`."""

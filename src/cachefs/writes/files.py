@@ -30,7 +30,7 @@ from cachefs.origin.on_behalf import present_caller
 from cachefs.staging.file_state import FileState, is_only_begun
 from cachefs.staging.spool import Spool
 from cachefs.staging.staged_file import StagedFile
-from cachefs.types import BLOCK_BYTES, NO_POSIX, ObjectMeta, Posix
+from cachefs.types import BLOCK_BYTES, MOST_SIZE_BYTES, NO_POSIX, ObjectMeta, Posix
 from cachefs.writes.entries import Entries
 from cachefs.writes.processes import Untold, check_alive
 from cachefs.writes.sending.ahead import PartsAhead
@@ -68,6 +68,9 @@ class WrittenFiles:
         self._removed: set[int] = set()
         """Inodes without a name that this mount has removed or replaced itself: those who have them
         open may go on. Nothing would send changes of others that have no name."""
+        self._refused: dict[int, tuple[int, str]] = {}
+        """The first offset of the writes that were refused since a file was complete (clean, stored
+        or closed), and why, by inode. The file lacks them once it changes."""
         self.untold = Untold(marks)
         self._timeouts = sender.timeouts
         self._ahead = PartsAhead(
@@ -213,8 +216,10 @@ class WrittenFiles:
             raise  # there is no such place in any file
         except SpoolError as error:
             file = self._entries.get(ino)
+            if file is None or not file.staged.note_refused(offset, str(error)):
+                known, _ = self._refused.get(ino, (offset, ""))
+                self._refused[ino] = min(known, offset), str(error)
             if file is not None:
-                file.staged.note_refused(offset, str(error))
                 file.note_writer(process)  # its close fails, too
             raise
 
@@ -229,6 +234,7 @@ class WrittenFiles:
         check_alive(process, began_at)
         file.staged.write(offset, data)
         self._note_change(file, process)
+        self._note_missing(file, offset, offset + len(data))
         self._ahead.note_write(file, offset, offset + len(data))
 
     async def _reserve(self, file: WrittenFile | None, more_bytes: int) -> None:
@@ -246,6 +252,7 @@ class WrittenFiles:
         check_alive(process, began_at)
         await file.truncate(size_bytes)
         self._note_change(file, process)
+        self._note_missing(file, size_bytes, MOST_SIZE_BYTES)
         if file.is_small and file.has_open_upload:
             self._sends.jobs.start(self._sends.drop_upload, file)
 
@@ -291,6 +298,13 @@ class WrittenFiles:
         file.note_writer(process)
         staged = file.staged
         self._changes.note_content(file.ino, staged.size_bytes, staged.mtime_ns)
+
+    def _note_missing(self, file: WrittenFile, begin: int, end: int) -> None:
+        """Let a content that was complete until this change of [begin, end) lack the write that was
+        refused before."""
+        offset, reason = self._refused.pop(file.ino, (begin, ""))
+        if not begin <= offset < end:
+            file.staged.note_refused(offset, reason)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -406,6 +420,7 @@ class WrittenFiles:
     def forget(self, ino: int) -> None:
         """Remove a file without a name from the spool: no process has it open any more."""
         self._removed.discard(ino)
+        self._refused.pop(ino, None)
         self.untold.forget(ino)
         file = self._entries.get(ino)
         if file is None or file.is_named:
