@@ -168,14 +168,18 @@ async def test_what_may_be_stored_is_not_changed(mount: Mount) -> None:
     assert mount.objects() == {"large": content}
 
 
-async def test_a_file_whose_close_has_failed_stays_in_the_spool(mount: Mount) -> None:
-    """Also while more is written to it."""
+@pytest.mark.parametrize("failing", [("start", "part"), ("complete",)])
+async def test_a_file_whose_close_has_failed_stays_in_the_spool(
+    mount: Mount, failing: tuple[str, ...]
+) -> None:
+    """Also while more is written to it, and when it is not known whether the store has it."""
     ino = await mount.create(ROOT_INO, b"log")
     for offset in range(0, 5 * PART_BYTES, PART_BYTES):
         await mount.files.write(ino, offset, bytes(PART_BYTES), 1)
 
     async def away(kind: str, path: str) -> None:
-        raise OriginUnavailableError("away")
+        if kind in failing:
+            raise OriginUnavailableError("away")
 
     mount.store.before = away
     with pytest.raises(OriginUnavailableError):

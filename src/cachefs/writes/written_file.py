@@ -11,7 +11,7 @@ from cachefs.format.inode_record import Inode
 from cachefs.namespace.reader import FileReader
 from cachefs.origin.writable import MOST_PUT_BYTES, Condition
 from cachefs.staging.extents import Source
-from cachefs.staging.file_state import no_longer_here
+from cachefs.staging.file_state import FileState, no_longer_here
 from cachefs.staging.staged_file import StagedFile
 from cachefs.types import BLOCK_BYTES, ObjectMeta
 
@@ -74,6 +74,8 @@ class WrittenFile:
         """The generation of which it is known that the origin does not have it."""
         self.closes = 0
         """How many closes and fsyncs send the file now, or wait until they can."""
+        self.was_closed = False
+        """Whether a close or fsync has tried to send it, and it was not stored as a whole since."""
         self._truncations = 0
         self._rested = trio.Event()
 
@@ -265,6 +267,8 @@ def restored(inode: Inode, staged: StagedFile) -> WrittenFile:
     file.note_writer(0)  # the daemon before knew them
     file.is_shown_open = staged.base is not None
     file.knows_parts = False
+    has_failed = staged.state is FileState.FAILED and staged.refused_at is None
+    file.was_closed = staged.is_sealed or has_failed
     if staged.base is None:
         file.in_order_bytes = staged.size_bytes
     return file

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 import trio
 
 from cachefs.errors import CachefsError
-from cachefs.staging.file_state import FileState
 from cachefs.staging.space import SpoolSpace
 from cachefs.types import MOST_SIZE_BYTES
 from cachefs.writes.sending.sender import (
@@ -80,8 +79,7 @@ class PartsAhead:
             self._sender.can_send_ahead
             and file.state is State.UNSENT
             and file.is_named
-            and not (file.closes or staged.is_sealed or staged.is_synced)
-            and (staged.state is FileState.OPEN or staged.refused_at is not None)
+            and not (file.closes or file.was_closed or staged.is_sealed or staged.is_synced)
             and staged.extents is None
             and full_part_after(staged.freed_bytes) <= file.in_order_bytes
         )

@@ -172,6 +172,7 @@ class FileSends:
         file.state, state = State.SENDING, State.UNSENT
         try:
             if file.closes:
+                file.was_closed = True
                 file.staged.seal()  # whatever fails from here on, it is sent again
             inode = self._namespace.inode(file.ino)
             acting = self._sender.acting_for(file.staged, inode.posix)
