@@ -21,6 +21,7 @@ from cachefs.staging.file_state import FileState
 from cachefs.staging.spool import Spool
 from cachefs.writes import written_file
 from cachefs.writes.sending import sender
+from cachefs.writes.unsent.kept import StagedReader
 from cachefs.writes.written_file import WrittenFile
 from tests.namespace.harness import Reading
 from tests.namespace.test_sent_anew import PartStore
@@ -199,4 +200,26 @@ async def test_parts_get_larger_before_their_numbers_are_used(
     monkeypatch.setattr(sender, "MOST_PARTS", 20)
     ino, content = await larger_than_the_spool(mount, 700 * KIB)
     await mount.files.close(ino, 1)
+    assert mount.objects() == {"large": content}
+
+
+@pytest.mark.expect_log("was not stored, and its bytes stay in the spool")
+async def test_a_user_completes_a_file_of_which_the_store_has_lost_a_part(mount: Mount) -> None:
+    """One that the spool still has. The store says only that the upload can't be completed."""
+    ino, content = await larger_than_the_spool(mount)
+    file, store = entry_of(mount, ino), store_of(mount)
+    (parts,) = store.uploads.values()
+
+    async def lose_the_last(kind: str, path: str) -> None:
+        if kind == "complete":
+            del parts[max(parts)]
+            store.before = None
+            raise UploadLostError("InvalidPart")
+
+    store.before = lose_the_last
+    with pytest.raises(PartsLostError):
+        await mount.files.close(ino, 1)
+    assert file.staged.state is FileState.HELD
+    reader = StagedReader(file.staged, mount.tree.namespace, mount.cache)
+    await mount.sender.send_kept(file.staged, reader.read, None)
     assert mount.objects() == {"large": content}

@@ -200,7 +200,8 @@ class Mount:
         self.store = store
         namespace, changes = self.tree.namespace, OwnChanges(self.tree.namespace)
         writer: Any = store
-        sender = Sender(writer, SendTimeouts(write_timeout_s))
+        self.cache = reading.cache
+        self.sender = sender = Sender(writer, SendTimeouts(write_timeout_s))
         self.files = WrittenFiles(
             *(namespace, changes, reading.readers, reading.cache, spool, sender),
             marks=None,
