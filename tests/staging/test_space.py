@@ -1,5 +1,7 @@
 """Room in the spool (`staging/space.py`)."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from click.testing import CliRunner
 from trio.testing import wait_all_tasks_blocked
 
 from cachefs.cli import main
-from cachefs.errors import SpoolFullError
+from cachefs.errors import SpoolError, SpoolFullError
 from cachefs.staging import content
 from cachefs.staging.disk import SpoolDisk
 from cachefs.staging.extents import Piece, Source
@@ -220,6 +222,24 @@ async def test_bytes_are_freed_although_their_sender_ends(
             scope.cancel()
             await file.free(64 * KIB)
         assert spool.space.used_bytes == (4 + 36) * KIB
+
+
+class DiskWithoutHoles(SpoolDisk):
+    def free(self, fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+async def test_nothing_is_missing_where_there_can_be_no_holes(tmp_path: Path) -> None:
+    async with a_spool(tmp_path, disk=DiskWithoutHoles()) as spool:
+        file = spool.begin(1, "a", None)
+        file.write(0, b"x" * 100 * KIB)
+        with pytest.raises(SpoolError):
+            await file.free(64 * KIB)
+        assert await content_of(file) == b"x" * 100 * KIB
+        file.write(0, b"y")
+    async with a_spool(tmp_path) as spool:
+        (file,) = spool.files.values()
+        assert await content_of(file) == b"y" + b"x" * (100 * KIB - 1)
 
 
 async def test_a_file_with_holes_is_not_saved(tmp_path: Path) -> None:

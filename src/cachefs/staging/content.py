@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from errno import EDQUOT, EFBIG, ENAMETOOLONG, ENOSPC
+from errno import EDQUOT, EFBIG, ENAMETOOLONG, ENOSPC, ENOSYS, EOPNOTSUPP
 from functools import partial
 
 import trio
@@ -370,7 +370,13 @@ class StagedContent:
             if self.freed_bytes < end_bytes or not self.is_attached:
                 return  # it was truncated, and may have new bytes here
             length = min(_STEP_BYTES, end_bytes - offset)
-            self._parts.files.free(number, offset, length)
+            try:
+                self._parts.files.free(number, offset, length)
+            except OSError as error:
+                if offset == first and error.errno in (EOPNOTSUPP, ENOSYS):  # nothing has gone
+                    self._append(Freed(number, first))
+                    self.freed_bytes = first
+                raise
             self._stored_bytes = max(0, self._stored_bytes - length)
             self._spool_mtime_ns = self._parts.files.status(number).st_mtime_ns
             self._append(Attributes(number, self.mtime_ns, self._spool_mtime_ns, self.posix))
