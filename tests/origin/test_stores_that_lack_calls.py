@@ -130,6 +130,22 @@ async def test_without_delete_objects_each_is_deleted_alone(monkeypatch, answer:
         assert deletions(server)[41:] == ["DELETE"] * 2
 
 
+@pytest.mark.parametrize("key", ["<Key>old/other</Key>", ""])
+async def test_no_key_is_deleted_that_was_not_asked_for(monkeypatch, key: str) -> None:
+    """A store may write keys in another way when it says what it has not deleted."""
+    said = f"<DeleteResult><Error>{key}<Code>InternalError</Code></Error></DeleteResult>"
+
+    def refuses(asked: Asked) -> Answer | None:
+        return Answer(said.encode()) if "delete" in asked.query else None
+
+    store = Store(refuses)
+    async with opened(monkeypatch, store) as (_, writer):
+        paths = fill(store, REFUSED)
+        store.objects["/bucket/old/other"] = (b"x", {})
+        assert await writer.delete_many(paths) == {}
+        assert list(store.objects) == ["/bucket/old/other"]
+
+
 async def test_what_can_not_be_deleted_alone_is_named(monkeypatch) -> None:
     def refuses(asked: Asked) -> Answer | None:
         if "delete" in asked.query:

@@ -198,14 +198,15 @@ def deletion(keys: Iterable[str]) -> bytes:
 
 
 def not_deleted(body: bytes, is_oss: bool) -> dict[str, str]:
-    """Return the codes by the keys that DeleteObjects has not deleted. Raises `BadDataError`."""
+    """Return the codes by the keys that DeleteObjects has not deleted; "" stands for a key that the
+    answer does not name. Raises `BadDataError`."""
     if is_oss and not body.strip():  # OSS has nothing to say if all are deleted
         return {}
     codes: dict[str, str] = {}
 
     def take_row(name: str, row: dict[str, str]) -> None:
-        if name == "Error" and "Key" in row and row.get("Code") != "NoSuchKey":
-            codes[row["Key"]] = row.get("Code", "")
+        if name == "Error" and row.get("Code") != "NoSuchKey":
+            codes[row.get("Key", "")] = row.get("Code", "")
 
     if answer_xml.parse(body, take_row).root != "DeleteResult":
         raise BadDataError("the answer to a deletion can't be understood")
