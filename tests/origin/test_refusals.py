@@ -187,6 +187,16 @@ async def test_what_the_store_says_is_bounded(store: Store, origin: ResilientOri
     assert len(text) < 500
 
 
+@pytest.mark.parametrize("status", [400, 403, 500])
+async def test_a_refused_listing_is_named(
+    status: int, server: ToldS3, origin: ResilientOrigin
+) -> None:
+    server.answer = lambda asked: Answer(b"<Error><Code>Odd</Code></Error>", status)
+    with pytest.raises(OriginError, match=r"s3://[a-z]+/bad/ ") as caught:
+        await list_all(origin, "bad")
+    assert ("s3:ListBucket" in str(caught.value)) == (status == 403)
+
+
 async def test_a_web_page_instead_of_a_listing(server: ToldS3) -> None:
     html = {"Content-Type": "text/html"}
     server.answer = lambda asked: Answer(b"<!DOCTYPE html><title>Console</title>", headers=html)

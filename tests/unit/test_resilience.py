@@ -114,8 +114,10 @@ async def test_after_a_pause_that_was_too_long_the_failure_before_it_is_told(
     origin = resilient(store)
     back_off = origin._back_off
 
-    async def oversleep(tries: int, failure: OriginError, deadline: float) -> float:
-        deadline = await back_off(tries, failure, deadline)
+    async def oversleep(
+        tries: int, failure: OriginError, deadline: float, patient_until: float
+    ) -> float:
+        deadline = await back_off(tries, failure, deadline, patient_until)
         await trio.sleep(100)
         return deadline
 
@@ -390,6 +392,46 @@ async def test_an_origin_that_is_always_busy(autojump_clock: MockClock) -> None:
             assert not origin.is_down
         store.state = None
         assert await read(origin, store) == b"data"
+
+
+async def test_a_last_try_without_time_does_not_hide_the_cause(autojump_clock: MockClock) -> None:
+    store = Store()
+
+    async def say_why_late() -> None:
+        await trio.sleep(1.2)
+        raise OriginUnavailableError("the store's own words")
+
+    async with running(store) as origin:
+        store.state = say_why_late
+        assert await seconds_to_fail(origin, store, "own words") <= 5
+
+
+@pytest.mark.parametrize("retry_after_s", [None, 3600.0])
+async def test_an_object_that_is_always_busy(
+    retry_after_s: float | None, autojump_clock: MockClock
+) -> None:
+    """Its reader gets an error, although the origin serves others all the time."""
+    store = Store()
+    others = store.put("others", b"data")
+
+    async def read_others(origin: ResilientOrigin) -> None:
+        while True:
+            await origin.read("others", others, 0, 4)
+            await trio.sleep(0.1)
+
+    inner_read = store.read
+
+    async def read_unless_busy(path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        if path == "f":
+            raise OriginBusyError("busy", retry_after_s)
+        return await inner_read(path, meta, offset, length)
+
+    store.read = read_unless_busy  # type: ignore[method-assign]
+    async with running(store) as origin, trio.open_nursery() as nursery:
+        nursery.start_soon(read_others, origin)
+        with trio.fail_after(300):
+            assert 10 < await seconds_to_fail(origin, store, "busy") < 60
+        nursery.cancel_scope.cancel()
 
 
 async def test_retry_after_is_kept(autojump_clock: MockClock) -> None:

@@ -23,7 +23,7 @@ from cachefs.control.routes.writes import WritesRoutes
 from cachefs.daemon.live_changes import LiveChanges
 from cachefs.daemon.memory_limit import bounded_buffer
 from cachefs.daemon.relayed import Relayed
-from cachefs.daemon.settings import resilience, shared_secret
+from cachefs.daemon.settings import shared_secret
 from cachefs.daemon.tiers import open_names, open_tiers
 from cachefs.daemon.writing import build_writers
 from cachefs.db import Database
@@ -122,7 +122,7 @@ def build_base(opened: Opened) -> Base:
         buffer_bytes,
         verify_full=config.verify == "full",
         scrub_interval_s=config.scrub_interval,
-        patience_s=resilience(config).deadline_s,
+        patience_s=0.95 * config.read_timeout,  # after the origin's deadline: that error says why
         tolerant=bool(data_path.restarts),
         shared=_shared_tier(opened),
     )

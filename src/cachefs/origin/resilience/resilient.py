@@ -4,12 +4,12 @@
 that there is time for a retry. A large body may take longer, in proportion to the recent speed of
 other bodies, and for as long as bytes arrive: both deadlines restart when bytes arrive, and a retry
 requests only the missing bytes. Time in a queue (for a slot, or until a Retry-After ends) counts
-only while the origin answers no request, so that load on a working origin does not cause errors.
-Waits for the bandwidth limit never count, nor
-does time in which this process did not run (`loop_clock.py`): each call that waited gets one more
-try after that. The methods that wait (`_take_slot`, `_back_off`,
-`_wait`) return the deadline after the wait: the time of the origin's last answer plus the time that
-was left when the wait began (`_put_off`).
+only while the origin answers no request, so that load on a working origin does not cause errors
+(after `_BUSY_PATIENCE_S` of 429 and 503 a Retry-After counts again). Waits for the bandwidth limit
+never count, nor does time in which this process did not run (`loop_clock.py`): each call that
+waited gets one more try after that. The methods that wait (`_take_slot`, `_back_off`, `_wait`)
+return the deadline after the wait: the time of the origin's last answer plus the time that was left
+when the wait began (`_put_off`).
 
 **Retries.** Every failure that may be temporary is retried, with full jitter. Definite answers
 (absent, denied, changed, refused) and refused certificates are passed on at once.
@@ -64,8 +64,15 @@ _FIRST_DELAY_S = 0.05
 _MOST_DELAY_S = 1.0
 _CHECK_S = CHECK_DEADLINE_S + 0.5
 _LEAST_CHECK_S = 1.0
+_BUSY_PATIENCE_S = 30.0
+"""How long a call goes on that gets only 429 and 503, while the origin answers others. An overload
+ends in that time, or fewer requests end it; else it is this object that fails."""
 _WHOLE_LISTING_S = 120.0
 """For origins that return a whole directory in one answer, however large it is."""
+
+
+class _HastyError(OriginUnavailableError):
+    """A request got no answer, but it had less time than others."""
 
 
 class ResilientOrigin(WrappingOrigin):
@@ -347,6 +354,7 @@ class ResilientOrigin(WrappingOrigin):
         deadline_s = deadline_s or self._settings.deadline_s
         deadline = trio.current_time() + deadline_s + extra_s
         tries = 0
+        patient_until: float | None = None
         failure: OriginError | None = self._outage()
         try:
             while True:
@@ -361,7 +369,9 @@ class ResilientOrigin(WrappingOrigin):
                     timeout_s = request_s or self._request_s(deadline - now, extra_s)
                     return await self._try(path, attempt, now, timeout_s, reading)
                 except (OriginUnavailableError, BadDataError) as error:
-                    failure = error
+                    # An earlier failure tells more than a last try that had too little time.
+                    if failure is None or not isinstance(error, _HastyError):
+                        failure = error
                 if reading is not None:
                     deadline = reading.postponed(deadline, now, deadline_s)
                 tries += 1
@@ -370,7 +380,9 @@ class ResilientOrigin(WrappingOrigin):
                 if had_gap_since(now):  # nobody could answer then
                     again_at = trio.current_time() + _MOST_DELAY_S
                     deadline = max(deadline, again_at + self._settings.request_timeout_s)
-                deadline = await self._back_off(tries, failure, deadline)
+                if patient_until is None and isinstance(failure, OriginBusyError):
+                    patient_until = now + _BUSY_PATIENCE_S
+                deadline = await self._back_off(tries, failure, deadline, patient_until or now)
                 self._retries += 1
                 log.debug("%r: tried again, as %s", path, failure)
         except BadDataError as error:
@@ -413,7 +425,8 @@ class ResilientOrigin(WrappingOrigin):
             if isinstance(reading, Reading) and reading.moved_at >= began_at:
                 silent_s = min(silent_s, self._settings.request_timeout_s)
             verb = "read" if reading is None else reading.verb
-            raise OriginUnavailableError(
+            is_hasty = timeout_s < self._settings.request_timeout_s
+            raise (_HastyError if is_hasty else OriginUnavailableError)(
                 f"{self._subject(path)} can't be {verb}: no answer within {silent_s:.1f} s"
             )
         except OriginBusyError:
@@ -473,9 +486,12 @@ class ResilientOrigin(WrappingOrigin):
             self._slots.withdraw(granted)
             raise
 
-    async def _back_off(self, tries: int, failure: OriginError, deadline: float) -> float:
+    async def _back_off(
+        self, tries: int, failure: OriginError, deadline: float, patient_until: float
+    ) -> float:
         """Sleep before the next try. Return the deadline, postponed by the time that does not
-        count. Raise `failure` if there is no time for another try."""
+        count, but not beyond `patient_until`. Raise `failure` if there is no time for another
+        try."""
         longest_s = min(_MOST_DELAY_S, _FIRST_DELAY_S * 2 ** (tries - 1))
         delay_s = self._random.uniform(0, longest_s)
         began_at = trio.current_time()
@@ -490,7 +506,7 @@ class ResilientOrigin(WrappingOrigin):
             if now >= deadline:
                 raise failure
             await trio.sleep_until(min(until, deadline))
-            deadline = self._put_off(began_at, left_s)
+            deadline = max(deadline, min(self._put_off(began_at, left_s), patient_until))
         return deadline
 
     async def _wait(self, event: trio.Event, deadline: float, failure: OriginError) -> float:

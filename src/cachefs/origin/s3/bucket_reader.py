@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from botocore.credentials import ReadOnlyCredentials
 
@@ -78,7 +78,8 @@ class BucketReader:
         """Return an answer with status 200 or 206. The body of an object goes to `sink`, if there
         is one. `exchange` can break the request off. `query` is quoted and sorted. Raises
         `OriginError`, also one that `sink` raises."""
-        subject = f"{self.target.scheme}://{self.target.bucket}/{key}"
+        name = key or parse_qs(query).get("prefix", [""])[0]
+        subject = f"{self.target.scheme}://{self.target.bucket}/{name}"
         wanted = _Wanted(method, key, query, headers or {}, most_bytes)
         provider = self._provider
         credentials = provider.current()
@@ -93,7 +94,9 @@ class BucketReader:
             return answer
         refused = s3_errors.refused_credentials(self.target, provider, credentials, subject, answer)
         is_signed = credentials is not None
-        raise refused or s3_errors.from_answer(self.target, subject, *answer, is_signed)
+        raise refused or s3_errors.from_answer(
+            self.target, subject, *answer, is_signed, of_listing=not key
+        )
 
     def _follow(
         self,

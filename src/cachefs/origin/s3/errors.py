@@ -109,10 +109,12 @@ def from_status(
     server_time: str | None = None,
     verb: str = "read",
     body: bytes = b"",
+    of_listing: bool = False,
 ) -> OriginError:
     """Return the exception for an answer that is no success. `subject` names the requested object;
     `server_time` is the header Date in an answer to a signed request; the message says that the
-    object can't be `verb`, and repeats what the document in `body` says."""
+    object, or with `of_listing` the names that begin with it, can't be `verb`, and repeats what the
+    document in `body` says."""
     ahead_s = _seconds_ahead(server_time)
     if code == _SKEWED or (status == 403 and abs(ahead_s or 0) > _MOST_SKEW_S):
         return _skewed(target, ahead_s)
@@ -142,7 +144,7 @@ def from_status(
             "in the key management service (KMS)"
         )
     if status in (401, 403) or code in CREDENTIAL_CODES:
-        advice = _allow(target, subject, told, verb)
+        advice = _allow(target, told, verb, of_listing)
         denied = f"access denied to {place}"
         if verb != "read":
             denied = f"{place} can't be {verb}: access denied"
@@ -160,7 +162,7 @@ def from_status(
     return OriginUnavailableError(f"{place} can't be {verb} ({reason})")
 
 
-def _allow(target: S3Target, subject: str, told: ErrorDocument, verb: str) -> str:
+def _allow(target: S3Target, told: ErrorDocument, verb: str, of_listing: bool) -> str:
     """Return what would help against a denied access."""
     if told.code in CREDENTIAL_CODES or told.code in _KEY_ID_CODES:
         return "check the credentials"
@@ -169,7 +171,7 @@ def _allow(target: S3Target, subject: str, told: ErrorDocument, verb: str) -> st
     if verb != "read":
         return "check the credentials and what they allow"
     kind = target.scheme
-    if subject.rstrip("/") in (f"{kind}://{target.bucket}", target.url):
+    if of_listing:
         return f"check the credentials and whether they allow {kind}:ListBucket"
     return (
         f"check the credentials and whether they allow {kind}:GetObject, and kms:Decrypt if it is "
@@ -203,6 +205,7 @@ def from_answer(
     headers: Mapping[str, str],
     body: bytes,
     is_signed: bool,
+    of_listing: bool = False,
 ) -> OriginError:
     """Return the exception for an answer that is no success, to a request that is signed or not.
     `headers` finds the names in lower case."""
@@ -211,7 +214,15 @@ def from_answer(
     date = headers.get("date") if is_signed else None
     code = error_code(body)
     return from_status(
-        target, subject, status, code, region, retry_after_s, date, body=body[:DOCUMENT_BYTES]
+        target,
+        subject,
+        status,
+        code,
+        region,
+        retry_after_s,
+        date,
+        body=body[:DOCUMENT_BYTES],
+        of_listing=of_listing,
     )
 
 
