@@ -240,6 +240,32 @@ async def test_a_web_server_refuses_one_file(server: ToldS3, status: int) -> Non
     await origin.aclose()
 
 
+@pytest.mark.expect_log("/d/(bad|worse|page)' is not shown: ")
+async def test_a_web_server_fails_for_a_few_files(server: ToldS3) -> None:
+    """Two fail each time, and one is no file. Others are shown, and the source is no worse."""
+    names = ["bad", "worse", "page", *(f"good{number}" for number in range(3))]
+    fails = {"bad", "worse"}
+
+    def answer(asked: Asked) -> Answer:
+        if asked.path.endswith("/"):
+            links = "".join(f'<a href="{name}">x</a>' for name in names)
+            return Answer(links.encode(), headers={"Content-Type": "text/html"})
+        name = asked.path.rpartition("/")[2]
+        if name in fails:
+            return Answer(status=500, breaks_after_bytes=-1 if name == "worse" else None)
+        return Answer(b"data", headers={} if name == "page" else HEADERS)
+
+    server.answer = answer
+    plain = open_origin(f"{server.endpoint}/d", OriginOptions())
+    await plain.check()
+    assert [asked.path for asked in server.asked] == ["/d/"], "it needs no file"
+    assert list(await list_all(plain)) == ["good0", "good1", "good2"]
+    fails.update(names)
+    with pytest.raises(OriginUnavailableError):
+        await list_all(plain)
+    await plain.aclose()
+
+
 async def test_what_is_gone_is_absent(server: ToldS3) -> None:
     server.answer = lambda asked: Answer(status=410)
     origin = open_origin(f"{server.endpoint}/d", OriginOptions())

@@ -191,8 +191,13 @@ class FsspecOrigin(Origin):
         return self._writer
 
     async def check(self) -> None:
-        """See `Origin.check`. Lists the root, because object stores have no empty directories."""
+        """See `Origin.check`. Lists the root, because object stores have no empty directories; of a
+        web server only its index page, because files may be many, and one of them may fail."""
         with trio.move_on_after(CHECK_DEADLINE_S) as scope:
+            if self.lists_by_stat:
+                self.counters.lists += 1
+                await self._call("", partial(self._fs.ls, detail=False))
+                return
             async for _ in self.list_dir(""):
                 break
         if scope.cancelled_caught:

@@ -22,6 +22,7 @@ from fsspec.implementations.http import HTTPFileSystem
 from cachefs.errors import BadDataError, OriginError, UsageError
 from cachefs.log import warn_once
 from cachefs.origin.fsspec import index_page
+from cachefs.origin.fsspec.errors import from_fsspec
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.proxies import proxy_for
 from cachefs.origin.status import is_definite
@@ -40,6 +41,10 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _HTML = "text/html"
 _MOST_NAMES = 500_000
 _MOST_LINKS = 4 * _MOST_NAMES
+_PAUSES_S = (0.0, 0.2, 0.6)
+"""Before each try to describe a file."""
+_FEW, _SHARE = 2, 20
+"""If at most so many files fail, or one of so many, it is they that fail, not the server."""
 _NO_NAMES = {"", ".", "..", "../"}
 """What a page says of itself and of its parent."""
 
@@ -138,9 +143,23 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
         paths = [f"{url.rstrip('/')}/{name}" for name in sorted(names)]
         if not detail:
             return paths
+        return await self._described_all(paths)
+
+    async def _described_all(self, paths: list[str]) -> list[dict[str, Any]]:
+        """Return the `info` of linked paths, without those that don't exist, and those that the
+        server does not tell of: one bad file must not hide the others. If many fail, or all, it is
+        the server that fails, and the first failure is raised."""
         turns = asyncio.Semaphore(_AT_A_TIME)
         found = await asyncio.gather(*(self._described(path, turns) for path in paths))
-        return [info for info in found if info is not None]
+        named = zip(paths, found, strict=True)
+        failed = [(path, why) for path, why in named if isinstance(why, Exception)]
+        infos = [info for info in found if isinstance(info, dict)]
+        files = sum(info["type"] == "file" for info in infos)
+        for path, why in failed:
+            if len(failed) > min(files, _FEW + files // _SHARE):
+                raise why
+            warn_once(log, path, "%r is not shown: %s", path, from_fsspec(path, why))
+        return infos
 
     async def _links(self, url: str) -> Iterable[str]:
         """Return the absolute links of an index page, which are parsed one by one; of an answer
@@ -156,21 +175,35 @@ class HttpTree(HTTPFileSystem):  # type: ignore[misc]
         links = index_page.links_in(body.decode(errors="surrogateescape"))
         return (_absolute(link, url, host) for link in links)
 
-    async def _described(self, path: str, turns: asyncio.Semaphore) -> dict[str, Any] | None:
-        """Return the `info` of a linked path, or None if it does not exist or the server refuses to
-        tell of it: one such file must not hide the others."""
+    async def _described(
+        self, path: str, turns: asyncio.Semaphore
+    ) -> dict[str, Any] | Exception | None:
+        """Return the `info` of a linked path, None if it does not exist or the server refuses to
+        tell of it, or why all tries have failed."""
         if path.endswith("/"):
             return {"name": path, "size": None, "type": "directory"}
-        try:
-            async with turns:
-                return await self._info(path)
-        except FileNotFoundError:
-            return None
-        except aiohttp.ClientResponseError as error:
-            if not is_definite(error.status):
-                raise
-            warn_once(log, path, "%r is not shown: the server says HTTP %d", path, error.status)
-            return None
+        failure: Exception | None = None
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                async with turns:
+                    return await self._info(path)
+            except FileNotFoundError:
+                return None
+            except aiohttp.ClientResponseError as error:
+                if is_definite(error.status):
+                    said = f"the server says HTTP {error.status}"
+                    warn_once(log, path, "%r is not shown: %s", path, said)
+                    return None
+                failure = error
+            except OriginError as error:  # of what the server has answered
+                warn_once(log, path, "%r is not shown: %s", path, error)
+                return None
+            except TimeoutError as error:  # another try would take as long
+                return error
+            except (aiohttp.ClientError, OSError) as error:
+                failure = error
+        return failure
 
     async def _cat_file(self, url: str, start: int = 0, end: int = 0, **_: Any) -> bytes:
         """Return the bytes from `start` to before `end`. Raises `BadDataError` if the server sends
