@@ -105,6 +105,35 @@ async def test_a_gateway_that_ignores_ranges(
         assert bytes(got) == CONTENT[offset : offset + length]
 
 
+async def test_a_body_that_ends_with_the_connection(server: ToldS3, origin: Origin) -> None:
+    """As from servers and proxies that speak HTTP/1.0."""
+    cut = False
+
+    def ranges(asked: Asked) -> Answer:
+        first, last = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
+        headers = ranged(asked) | {"Transfer-Encoding": "identity"}
+        length = last + 1 - first - cut
+        return Answer(CONTENT[first : last + 1], 206, headers, breaks_after_bytes=length)
+
+    server.answer = ranges
+    for offset, length in [(0, MIB), (7, 100)]:
+        got = await origin.read("f", LARGE, offset, length)
+        assert bytes(got) == CONTENT[offset : offset + length]
+    cut = True
+    with pytest.raises(BadDataError, match="99 bytes instead of 100"):
+        await origin.read("f", LARGE, 7, 100)
+
+
+@pytest.mark.parametrize("status", [100, 103])
+async def test_interim_answers_are_passed_over(server: ToldS3, origin: Origin, status: int) -> None:
+    final = (
+        f'HTTP/1.1 200 OK\r\nETag: "one"\r\nLast-Modified: {DATE}\r\nContent-Length: 4\r\n\r\ndata'
+    )
+    server.answer = lambda asked: Answer(final.encode(), status)
+    got = await origin.read("f", replace(LARGE, size_bytes=4), 0, 4)
+    assert bytes(got) == b"data"
+
+
 async def test_large_objects_need_ranges(server: ToldS3, origin: Origin) -> None:
     huge = replace(LARGE, size_bytes=100 * MIB)
     server.answer = lambda asked: Answer(endless(), headers=HEADERS, length=huge.size_bytes)

@@ -288,7 +288,11 @@ class _Connection:
             for length in self._chunks():
                 self._fill(sink, length)
             return True
-        known = whole_number(headers.get("content-length", ""))
+        if "content-length" not in headers:  # it ends with the connection: RFC 9112, section 6.3
+            while self._fill_some(sink, _ROOM_BYTES):
+                pass
+            return False
+        known = whole_number(headers["content-length"])
         if known is None:
             return False
         self._fill(sink, known)
@@ -296,14 +300,20 @@ class _Connection:
 
     def _fill(self, sink: Sink, length: int) -> None:
         while length:
-            room = sink.room(min(length, _ROOM_BYTES))
-            if room is None:
-                raise GivenUpError
-            count = self._answers.readinto1(room) if room else 0
+            count = self._fill_some(sink, length)
             if not count:
                 raise BrokenAnswerError
-            sink.filled(count)
             length -= count
+
+    def _fill_some(self, sink: Sink, length: int) -> int:
+        """Receive some of `length` bytes. Return how many: 0 if none come or are expected."""
+        room = sink.room(min(length, _ROOM_BYTES))
+        if room is None:
+            raise GivenUpError
+        count = self._answers.readinto1(room) if room else 0
+        if count:
+            sink.filled(count)
+        return count
 
     def _chunks(self) -> Iterator[int]:
         """Return the length of each chunk, whose bytes the caller reads before it asks for the
