@@ -8,11 +8,12 @@ import trio
 
 from cachefs.errors import NotFoundError, OriginError, OriginUnavailableError
 from cachefs.format.inode_record import KIND_FILE, pack_inode_of
-from cachefs.origin.base import OriginCounters
+from cachefs.origin.base import Learned, OriginCounters
 from cachefs.origin.names import is_key_name
 from cachefs.origin.s3.lister import PageRequest
 from cachefs.origin.s3.listing import next_marker, next_token, parse_page, parse_tree
 from cachefs.origin.s3.pages import PagedListing, TreeShapes
+from cachefs.origin.s3.versions import Versions
 from cachefs.types import Entry, ObjectMeta
 from tests.fuzz.targets._support import parts
 
@@ -55,6 +56,7 @@ class _Source:
     def __init__(self, pages: list[bytes]) -> None:
         self.shapes = TreeShapes()
         self.counters = OriginCounters()
+        self.versions = Versions("http://store", Learned())
         self._pages = pages
         self.asked = 0
 

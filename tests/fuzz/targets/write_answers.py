@@ -44,11 +44,12 @@ def _try(parse: Callable[[bytes], object], data: bytes) -> None:
         check_text(error)
 
 
+_NOT_DELETED = [partial(messages.not_deleted, is_oss=is_oss) for is_oss in (False, True)]
 PARSERS = tuple(
     partial(_try, parse)
     for parse in (
         messages.is_error,
-        messages.not_deleted,
+        *_NOT_DELETED,
         messages.parts_in,
     )
 )
@@ -58,7 +59,7 @@ PARSERS = tuple(
 def fuzz(data: bytes) -> None:
     for parse in (
         messages.is_error,
-        messages.not_deleted,
+        *_NOT_DELETED,
         messages.e_tag_in,
         messages.upload_id_in,
         messages.parts_in,
