@@ -181,9 +181,12 @@ def _allow(target: S3Target, told: ErrorDocument, verb: str, of_listing: bool) -
 
 def _hint(status: int, told: ErrorDocument) -> str:
     """Return the likely cause of a refusal, or nothing."""
+    encrypted = "cachefs can't read objects that a customer's own key encrypts (SSE-C)"
+    if status == 400 and "encrypt" in told.message.lower():
+        return f": {encrypted}"
     # A HEAD has no body: of an object with a customer's key, S3 says only 400.
-    if status == 400 and (not told.code or "encrypt" in told.message.lower()):
-        return ": cachefs can't read objects that a customer's own key encrypts (SSE-C)"
+    if status == 400 and not told.code:
+        return f": the store does not say why; {encrypted}, for example"
     return ""
 
 
