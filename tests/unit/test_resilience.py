@@ -406,6 +406,32 @@ async def test_a_last_try_without_time_does_not_hide_the_cause(autojump_clock: M
         assert await seconds_to_fail(origin, store, "own words") <= 5
 
 
+async def test_objects_that_are_never_answered_take_no_slots_from_others(
+    autojump_clock: MockClock,
+) -> None:
+    store = Store()
+    others = store.put("others", b"data")
+    inner_read = store.read
+
+    async def read_some(path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
+        if path == "f":
+            await trio.sleep_forever()
+        return await inner_read(path, meta, offset, length)
+
+    store.read = read_some  # type: ignore[method-assign]
+    longest_s = 0.0
+    async with running(store) as origin, trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(seconds_to_fail, origin, store)
+        while nursery.child_tasks:
+            began_at = trio.current_time()
+            await origin.read("others", others, 0, 4)
+            longest_s = max(longest_s, trio.current_time() - began_at)
+            await trio.sleep(0.05)
+        assert origin.state()["limit"] > 8
+    assert longest_s < 1
+
+
 @pytest.mark.parametrize("retry_after_s", [None, 3600.0])
 async def test_an_object_that_is_always_busy(
     retry_after_s: float | None, autojump_clock: MockClock

@@ -14,8 +14,9 @@ when the wait began (`_put_off`).
 **Retries.** Every failure that may be temporary is retried, with full jitter. Definite answers
 (absent, denied, changed, refused) and refused certificates are passed on at once.
 
-**Overload.** 429 and 503 answers, requests that time out while the origin answers others, and very
-slow bodies lower the number of requests in flight (`limiter.py`).
+**Overload.** 429 and 503 answers, requests that time out while the origin answers others (but none
+of the later ones quickly), and very slow bodies lower the number of requests in flight
+(`limiter.py`).
 
 **Outage.** The breaker opens only if the check of the source fails too: one object that can't be
 read is no outage. While it is open, new calls fail at once. Calls that are already in flight wait
@@ -90,6 +91,8 @@ class ResilientOrigin(WrappingOrigin):
         self._note_best_size()
         self._prober = Prober(inner, settings, self._random)
         self._answered_at = float("-inf")
+        self._quick_from = float("-inf")
+        """When the latest request began that was answered quickly."""
         self._retries = self._busy_answers = self._failed_calls = self._hedges = 0
         self._writer: ResilientWriter | None = None
         if inner.writer is not None:
@@ -414,9 +417,13 @@ class ResilientOrigin(WrappingOrigin):
                     reading.scope = scope
                 result = await attempt()
                 self._note_answer(path)
+                if trio.current_time() < began_at + self._settings.request_timeout_s / 4:
+                    self._quick_from = max(self._quick_from, began_at)
                 return result
             self.counters.errors += 1
-            if self._answered_at > began_at:  # overloaded rather than unreachable
+            has_moved = reading is not None and reading.moved_at >= began_at
+            # An overloaded origin answers later requests no sooner: else it is this object.
+            if self._answered_at > began_at and (has_moved or self._quick_from <= began_at):
                 self._note_refusal(began_at)
             if isinstance(reading, Reading):
                 self._pace.note_silence()
