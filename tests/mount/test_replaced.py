@@ -235,7 +235,7 @@ def test_an_open_file_is_one_version_or_stale(replaced: tuple[Site, Store], tmp_
 
 
 @pytest.mark.root
-def test_an_overlay_is_stale_until_it_is_remounted(site: Site, tmp_path: Path) -> None:
+def test_overlayfs_is_stale_until_it_is_remounted(site: Site, tmp_path: Path) -> None:
     """Overlayfs keeps what it has found in its lower directory, and can't look it up again."""
     (site.files / "file").write_text("old")
     site.mount("--entry-ttl", "0", "--attr-ttl", "0", "--list-ttl", "0")
