@@ -244,7 +244,7 @@ def refused_credentials(
     if status not in CREDENTIAL_STATUSES or not provider.are_at_fault(used, code):
         return None
     return CredentialsError(
-        f"{subject} can't be {verb}: {target.endpoint} does not accept the credentials any more "
+        f"{subject} can't be {verb}: {target.endpoint} does not accept the credentials "
         f"({f'HTTP {status} {code}'.rstrip()}), and there are no others: {provider.advice}"
     )
 
