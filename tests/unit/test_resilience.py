@@ -743,6 +743,19 @@ async def test_a_listing_that_never_comes(autojump_clock: MockClock) -> None:
         assert not origin.is_down
 
 
+@pytest.mark.expect_log("the listing takes longer than --request-timeout")
+async def test_a_slow_listing_does_not_keep_the_last_slot(autojump_clock: MockClock) -> None:
+    store = SlowListing()
+    async with running(store) as origin, trio.open_nursery() as nursery:
+        origin._slots.limit.refused(trio.current_time(), trio.current_time(), 1)
+        assert origin.state()["limit"] == 1
+        nursery.start_soon(first_page, origin)
+        await trio.testing.wait_all_tasks_blocked()
+        began_at = trio.current_time()
+        assert await read(origin, store) == b"data"
+        assert trio.current_time() - began_at < 5
+
+
 async def test_a_listing_of_an_origin_that_is_silent(autojump_clock: MockClock) -> None:
     store = SlowListing()
     store.state = store.be_silent

@@ -157,6 +157,16 @@ async def test_bytes_postpone_a_deadline_as_far_as_they_are_kept(
     assert reading.postponed(80.0, 40.0, 60.0) == deadline
 
 
+async def test_a_read_whose_tries_all_trickle_ends() -> None:
+    reading = Reading(1000, True, lambda _: None)
+    deadline, now = 4.5, 0.0
+    while now < deadline:
+        reading.moved_at = now + 15.0
+        deadline = reading.postponed(deadline, now, 4.5)
+        now += 15.1
+    assert now < 40
+
+
 def test_a_bucket_is_even() -> None:
     rng = random.Random(1)
     bucket = TokenBucket(10 * MIB)

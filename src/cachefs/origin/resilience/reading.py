@@ -8,6 +8,8 @@ from cachefs.origin.body import Body
 from cachefs.types import BLOCK_BYTES, READER_TURN, Buffer, Turn
 
 _LEAST_BYTES = 256 << 10
+_MOST_POSTPONED = 4
+"""How many times its deadline a read goes on whose tries each lose what has arrived."""
 
 
 class Transfer:
@@ -62,15 +64,19 @@ class Reading(Transfer):
         self._on_progress = on_progress
         self._kept: list[memoryview] = []
         self.kept_bytes = 0
-
+        self._postponed_s = 0.0
         self._most_bytes = length
 
     def postponed(self, deadline: float, began_at: float, deadline_s: float) -> float:
         """See `Transfer.postponed`. Bytes that are kept are not requested again, so the deadline
-        begins again."""
+        begins again. Bytes that are lost postpone it only for so long, else a body that always
+        trickles would cost one long try after another."""
         if self._keeps:
             return max(deadline, self.moved_at + deadline_s)
-        return super().postponed(deadline, began_at, deadline_s)
+        left_s = _MOST_POSTPONED * deadline_s - self._postponed_s
+        by_s = min(max(0.0, self.moved_at - began_at), left_s)
+        self._postponed_s += by_s
+        return deadline + by_s
 
     @property
     def left_bytes(self) -> int:

@@ -266,6 +266,7 @@ class ResilientOrigin(WrappingOrigin):
             if not is_answered or listing.scope is None:
                 continue
             self._note_answer()
+            self._slots.grant()  # the limit may have risen, and the listing may go on for long
             listing.moved_at = now
             listing.scope.deadline = max(listing.scope.deadline, now + 2 * interval_s)
             if now - began_at >= 2 * interval_s:
