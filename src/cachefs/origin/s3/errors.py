@@ -175,7 +175,7 @@ def _allow(target: S3Target, told: ErrorDocument, verb: str, of_listing: bool) -
         return f"check the credentials and whether they allow {kind}:ListBucket"
     return (
         f"check the credentials and whether they allow {kind}:GetObject, and kms:Decrypt if it is "
-        "encrypted; buckets whose readers pay can't be read"
+        "encrypted; give --requester-pays if its readers pay"
     )
 
 
