@@ -123,8 +123,8 @@ def read_head(head: bytes, item: Wanted | None) -> Head:
             raise UnusualError
         headers[name] = value.strip()
     status_number = whole_number(status)
-    if version != b"HTTP/1.1" or status_number is None or status_number < 200:
-        raise UnusualError  # such as an interim answer
+    if version != b"HTTP/1.1" or status_number is None:
+        raise UnusualError
     encoding = headers.get(b"transfer-encoding")
     length_bytes = None
     if encoding is None:
