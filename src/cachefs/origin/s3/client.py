@@ -229,7 +229,7 @@ class ObjectStoreOrigin(Origin):
             found = await self.stat_unlisted(path)
             if found is None or version_by_time(found) != version_by_time(meta):
                 return False
-            body = await self.fetch_page(self.start_page(PageRequest(key, max_keys=1)))
+            body = await self.fetch_page(self.start_page(PageRequest(key, "/", max_keys=1)))
             page = await trio.to_thread.run_sync(parse_page, body, parent)
         except OriginError:
             return False
