@@ -2,8 +2,8 @@
 
 What can't be compiled is left out with a warning: without a compiler, without xxhash.h, or with a
 libfuse before 3.12, mounts do without the relay (`--data-path python`). Without the MD5 of several
-buffers, loads use hashlib. A build fails without the rest: the files of `scripts/fetch`, and the
-messages of the CSI specification.
+buffers, loads use hashlib. A build fails without the rest: libcurl 7.87 with its headers (Debian:
+libcurl4-openssl-dev), the files of `scripts/fetch`, and the messages of the CSI specification.
 """
 
 import subprocess
@@ -14,6 +14,7 @@ from setuptools import Extension, setup
 
 _CSI = "src/cachefs/csi/spec"
 _HOME = Path("src/cachefs/fuse/relay")
+_HTTP = Path("src/cachefs/origin/http")
 _SOURCES = sorted(map(str, _HOME.glob("*.c")))
 _HEADERS = sorted(map(str, _HOME.glob("*.h")))
 _OPTIONS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
@@ -58,8 +59,16 @@ setup(
             optional=True,
         ),
         Extension(
+            "cachefs.origin.http._engine",
+            sorted(map(str, _HTTP.glob("*.c"))),
+            depends=sorted(map(str, _HTTP.glob("*.h"))),
+            extra_compile_args=_OPTIONS,
+            libraries=["curl"],
+        ),
+        Extension(
             "cachefs.origin.s3._md5",
-            ["src/cachefs/origin/s3/md5.c"],
+            ["src/cachefs/origin/s3/md5.c", str(_HTTP / "md5.c")],
+            depends=[str(_HTTP / "md5.h")],
             extra_compile_args=_OPTIONS,
             optional=True,
         ),

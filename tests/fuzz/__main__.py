@@ -1,9 +1,9 @@
 """Fuzz one target: `.venv/bin/python -m tests.fuzz TARGET --seconds 600`.
 
-The Python targets need atheris (`.venv/bin/pip install atheris`), `relay` needs clang (Debian:
-`apt-get install clang`). Neither is needed for `make test`, which replays the corpora. Inputs that
-are new are kept in .build/fuzz/TARGET; one that fails is written beside it, and belongs into
-tests/fuzz/corpus/TARGET with the change that mends the cause.
+The Python targets need atheris (`.venv/bin/pip install atheris`), `relay` and `http_engine` need
+clang (Debian: `apt-get install clang`). Neither is needed for `make test`, which replays the
+corpora. Inputs that are new are kept in .build/fuzz/TARGET; one that fails is written beside it,
+and belongs into tests/fuzz/corpus/TARGET with the change that mends the cause.
 """
 
 import argparse
@@ -12,15 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fuzz.engine import HERE, TARGETS, load, relay_sources
+from tests.fuzz.engine import COMPILED, HERE, TARGETS, load
 
-RELAY = "relay"
 BUILD = HERE.parents[1] / ".build" / "fuzz"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("target", choices=[*TARGETS, RELAY])
+    parser.add_argument("target", choices=[*TARGETS, *COMPILED])
     parser.add_argument("--seconds", type=int, default=600)
     wanted = parser.parse_args()
     found = BUILD / wanted.target
@@ -34,14 +33,17 @@ def main() -> int:
         str(found),
         str(HERE / "corpus" / wanted.target),
     ]
-    return _relay(arguments) if wanted.target == RELAY else _python(wanted.target, arguments)
+    is_compiled = wanted.target in COMPILED
+    return (_compiled if is_compiled else _python)(wanted.target, arguments)
 
 
-def _relay(arguments: list[str]) -> int:
-    program = BUILD / "relay_fuzz"
+def _compiled(target: str, arguments: list[str]) -> int:
+    program = BUILD / f"{target}_fuzz"
+    sources, libraries = COMPILED[target]
     options = ["-std=gnu11", "-g", "-O1", "-fno-sanitize-recover=all"]
     options.append("-fsanitize=fuzzer,address,undefined")
-    subprocess.run(["clang", *options, *relay_sources(), "-lpthread", "-o", program], check=True)
+    command = ["clang", *options, *sources(), *libraries, "-lpthread", "-o", program]
+    subprocess.run(command, check=True)
     return subprocess.run([program, *arguments], check=False).returncode
 
 

@@ -35,6 +35,17 @@ def relay_sources() -> list[Path]:
     return [HERE / "relay.c", *others]
 
 
+def http_sources() -> list[Path]:
+    """What the fuzzer of the HTTP engine is made of."""
+    home = HERE.parents[1] / "src/cachefs/origin/http"
+    others = sorted(path for path in home.glob("*.c") if path.name != "module.c")
+    return [HERE / "http_engine.c", *others]
+
+
+COMPILED = {"relay": (relay_sources, []), "http_engine": (http_sources, ["-lcurl"])}
+"""The targets in C: their sources, and the libraries that they need."""
+
+
 def corpus(name: str) -> list[bytes]:
     """In the order of the files' names."""
     return [path.read_bytes() for path in sorted((HERE / "corpus" / name).iterdir())]

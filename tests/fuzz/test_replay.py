@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.engine import HERE, TARGETS, corpus, load, mutations, relay_sources
+from tests.fuzz.engine import COMPILED, HERE, TARGETS, corpus, load, mutations
 
 MUTATIONS = 300
 MOST_S = 1.0
@@ -49,13 +49,23 @@ def _try(fuzz, data: bytes) -> None:
 
 @pytest.mark.timeout(600)  # most of it is the compiler
 @pytest.mark.long
-def test_relay(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "sanitizers"),
+    [
+        ("relay", "address,undefined"),
+        ("http_engine", "address,undefined"),
+        ("http_engine", "thread"),
+    ],
+)
+def test_compiled(target: str, sanitizers: str, tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     assert compiler is not None
-    program = tmp_path / "relay"
+    program = tmp_path / target
     options = ["-std=gnu11", "-g", "-O1", "-DREPLAY", "-Wall", "-Wextra", "-Werror"]
-    options += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([compiler, *options, *relay_sources(), "-lpthread", "-o", program], check=True)
-    seeds = sorted((HERE / "corpus" / "relay").iterdir())
+    options += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"]
+    sources, libraries = COMPILED[target]
+    command = [compiler, *options, *sources(), *libraries, "-lpthread", "-o", program]
+    subprocess.run(command, check=True)
+    seeds = sorted((HERE / "corpus" / target).iterdir())
     done = subprocess.run([program, *seeds], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

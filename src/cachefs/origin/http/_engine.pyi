@@ -1,0 +1,82 @@
+"""The compiled part. engine.h describes how it works.
+
+No function waits, except `Engine.close`. A descriptor is duplicated, and a buffer is held until the
+transfer has ended, so the caller may drop both at once.
+"""
+
+from typing import Any, final
+
+from typing_extensions import Buffer
+
+from cachefs.origin.http.wire import Expected, FilePart
+
+@final
+class Engine:
+    def __new__(cls, threads: int, /) -> Engine: ...
+    def start(
+        self,
+        method: str,
+        url: str,
+        headers: tuple[str, ...],
+        body: Buffer | FilePart | None,
+        sink: Buffer | FilePart | None,
+        expected: Expected | None,
+        wants_md5: bool,
+        bounds: tuple[int, int, int, int],
+        route: tuple[str | None, str | None, str | None, int],
+        /,
+    ) -> Transfer:
+        """Send a request. `bounds`: the most bytes of an answer that has no sink, and the most
+        milliseconds to connect, without progress, and for all (0: any). `route`: the proxy, the
+        file and the directory of CAs, and the most seconds that a used connection was idle.
+
+        The body of an answer 200 or 206 goes to the sink, if there is one: at once if the answer is
+        `expected`, else after `Transfer.go_on`. Raises `ValueError` for a header that can't be
+        sent, `RuntimeError` after `close`."""
+
+    def collect(self) -> list[Transfer]:
+        """Return the transfers that have ended or are held since the last call."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while `collect` would return some."""
+
+    def close(self) -> list[Transfer]:
+        """Cancel all transfers, and return them. Waits for the threads."""
+
+@final
+class Transfer:
+    waiter: Any
+    """For the caller; None at first."""
+
+    @property
+    def filled(self) -> int:
+        """How many bytes the sink has by now."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether `Engine.collect` has returned it for the last time."""
+
+    @property
+    def status(self) -> int:
+        """The status; 0 before there is an answer."""
+
+    @property
+    def head(self) -> bytes:
+        """The head of the answer, after `Engine.collect` has returned the transfer."""
+
+    @property
+    def md5(self) -> bytes:
+        """The MD5 of what the sink has, if it was wanted and all went well."""
+
+    def cancel(self) -> None:
+        """End it, and close its connection. It is collected like any other."""
+
+    def go_on(self, skip_bytes: int, stops_when_full: bool, /) -> None:
+        """Receive the body of a held answer into the sink, except its first `skip_bytes`. With
+        `stops_when_full` bytes that the sink can't hold are not received; otherwise they are an
+        error."""
+
+    def result(self) -> tuple[int, int, int, bytes, bytes, int, int, bool, bool]:
+        """Return how it ended (`enum end` in engine.h) with a detail, the status, the head and the
+        collected body of the answer, the bytes in the sink, the microseconds to the first byte,
+        whether the connection was a kept one, and whether the answer was expected."""

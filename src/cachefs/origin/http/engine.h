@@ -1,0 +1,154 @@
+/* HTTP/1.1 requests in threads of their own, on libcurl's multi interface.
+ *
+ * Who uses the engine decides: where a request goes, through which proxy, which CAs it trusts, how
+ * it is signed, whether it is sent again, whether a redirect is followed. The engine moves bytes.
+ * It sends no request twice, except one on a kept connection that the server had closed before it
+ * answered: libcurl does that.
+ *
+ * Each thread has connections of its own. What has ended, or waits for a decision, is collected in
+ * one list, and one eventfd tells that the list is not empty. The engine knows nothing of Python
+ * and never logs, because requests have secrets in them.
+ *
+ * libcurl must be 7.87 or newer (CURLOPT_QUICK_EXIT: a cancelled look-up of a name is not waited
+ * for).
+ */
+#ifndef CACHEFS_HTTP_ENGINE_H
+#define CACHEFS_HTTP_ENGINE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include <curl/curl.h>
+
+#include "md5.h"
+
+enum {
+    MOST_HEAD_BYTES = 64 << 10, /* of one head, and of all trailers */
+    MOST_HEAD_LINES = 100,
+    MOST_INTERIM_HEADS = 10, /* with a status of 1xx, before the answer */
+    MOST_ERROR_BYTES = 1 << 20,
+    MOST_EXPECTED = 8,
+};
+
+/* How a transfer has ended. The numbers are those of `End` in wire.py. */
+enum end {
+    END_DONE, /* there is an answer, whatever its status */
+    END_CANCELLED,
+    END_TIMED_OUT,
+    END_NO_ADDRESS, /* the name of the host or the proxy has none */
+    END_NO_CONNECTION,
+    END_CLOSED, /* the connection ended before a byte of the answer came */
+    END_BROKEN, /* the answer can't be understood, or it is incomplete */
+    END_TOO_LONG,
+    END_UNTRUSTED, /* `detail` is the error of X509_verify_cert; 0 if the name is another one */
+    END_NO_TLS,    /* the server does not speak TLS */
+    END_BODY,      /* the body of the request can't be read: `detail` is the errno */
+    END_SINK,      /* the body of the answer can't be stored: `detail` is the errno */
+    END_FAILED,    /* anything else; `detail` is libcurl's code */
+};
+
+struct text {
+    char *bytes;
+    size_t size_bytes, capacity;
+};
+
+struct expected {
+    char *name, *value; /* the name with its colon */
+};
+
+struct transfer {
+    /* The request; nobody changes it after `engine_start`. The transfer owns the texts. */
+    char *method, *url, *proxy, *ca_file, *ca_path;
+    struct curl_slist *headers;
+    long most_idle_s; /* the longest time that a connection was idle before it is used again */
+    /* The body: bytes, or else a part of a file, or else there is none. */
+    bool has_body;
+    const uint8_t *body;
+    int body_fd; /* owned, or -1 */
+    off_t body_offset;
+    size_t body_bytes;
+    /* Where the body of an object goes. With no sink, it is collected as that of any other answer. */
+    bool has_sink;
+    uint8_t *room;
+    int sink_fd; /* owned, or -1 */
+    off_t sink_offset;
+    size_t room_bytes;
+    bool wants_md5; /* of what the sink has received */
+    /* An answer of this status with these headers goes to the sink without a question. */
+    int expected_status;
+    struct expected expected[MOST_EXPECTED];
+    int expected_count;
+    size_t most_bytes; /* of a body that is collected */
+    long connect_ms, idle_ms, total_ms; /* 0: no limit */
+    void *owner;
+
+    /* The answer. Others read it when `engine_collect` has returned the transfer. */
+    int status;
+    struct text head, answer;
+    uint8_t md5[MD5_BYTES];
+    enum end end;
+    long detail;
+    long first_byte_us; /* from the start to the first byte of the answer */
+    bool was_kept;      /* the connection had served another request before */
+    _Atomic size_t filled; /* what the sink has; may be read at any time */
+
+    /* Used by the thread alone. */
+    struct worker *worker;
+    CURL *easy;
+    size_t skip_bytes; /* of the body, before what the sink receives */
+    bool stops_when_full;
+    size_t body_position;
+    uint64_t moved_ms; /* when bytes moved; 0 before the request is sent */
+    bool is_sent;
+    int heads, lines;
+    size_t line_bytes;
+    bool is_head_complete, fits;
+    bool is_decided; /* `end` says how it ends, whatever libcurl says of it */
+    int lengths; /* headers Content-Length */
+    char error[CURL_ERROR_SIZE];
+    struct transfer *previous_running, *next_running;
+
+    /* Protected by the lock of the worker. */
+    struct transfer *next_command;
+    bool has_command, starts, is_cancelled, goes_on;
+    size_t command_skip_bytes;
+    bool command_stops_when_full;
+
+    /* Protected by the lock of the engine. */
+    struct transfer *next_told;
+    bool is_told, is_held, is_ended;
+};
+
+struct engine;
+
+/* Returns NULL and sets *error to an errno. */
+struct engine *engine_new(unsigned threads, int *error);
+/* Readable while the list may have transfers. */
+int engine_fd(const struct engine *engine);
+struct transfer *transfer_new(void);
+/* The transfer belongs to the engine until `engine_collect` returns it with `is_ended`. */
+void engine_start(struct engine *engine, struct transfer *transfer);
+/* The first three may be called at any time, also when the transfer has ended. */
+void engine_cancel(struct transfer *transfer);
+/* For a transfer that is held: receive the body into the sink, after its first `skip_bytes`. If
+ * `stops_when_full`, what follows is not received; otherwise it is an error. */
+void engine_go_on(struct transfer *transfer, size_t skip_bytes, bool stops_when_full);
+/* Take one transfer out of the list: it has ended, or it is held; see *is_ended. */
+struct transfer *engine_collect(struct engine *engine, bool *is_ended);
+void transfer_free(struct transfer *transfer);
+/* Ends the threads, cancels all transfers, and calls `drop` with `data` for each that nobody has
+ * collected. */
+void engine_free(struct engine *engine, void (*drop)(struct transfer *transfer, void *data),
+                 void *data);
+
+/* transfer.c: what happens in the thread. */
+bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share);
+void transfer_conclude(struct transfer *transfer, CURLcode code);
+uint64_t now_ms(void);
+/* engine.c */
+void engine_hold(struct transfer *transfer);
+
+#endif

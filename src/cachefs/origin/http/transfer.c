@@ -1,0 +1,399 @@
+/* One transfer in its thread: the options of libcurl, its callbacks, and the bounds of an answer. */
+#include "engine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+#if LIBCURL_VERSION_NUM < 0x075700
+#error "libcurl 7.87 or newer is needed"
+#endif
+
+#define RECEIVE_BYTES (64L << 10)
+#define LARGE_BYTES (1 << 20) /* from this size on, more bytes are received at a time */
+#define LARGE_RECEIVE_BYTES (512L << 10)
+#define MOST_LENGTH_DIGITS 18 /* of a length that fits into 64 bits */
+#define UPLOAD_BYTES (256L << 10)
+
+uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static bool append(struct text *text, const char *bytes, size_t count) {
+    if (text->capacity - text->size_bytes < count) {
+        size_t capacity = text->capacity ? text->capacity : 1024;
+        while (capacity - text->size_bytes < count)
+            capacity *= 2;
+        char *larger = realloc(text->bytes, capacity);
+        if (larger == NULL) return false;
+        text->bytes = larger;
+        text->capacity = capacity;
+    }
+    memcpy(text->bytes + text->size_bytes, bytes, count);
+    text->size_bytes += count;
+    return true;
+}
+
+/* The transfer ends with this, whatever libcurl says of it. */
+static size_t fail(struct transfer *transfer, enum end end, long detail) {
+    transfer->is_decided = true;
+    transfer->end = end;
+    transfer->detail = detail;
+    return 0;
+}
+
+static bool is_object(const struct transfer *transfer) {
+    return transfer->has_sink && (transfer->status == 200 || transfer->status == 206);
+}
+
+/* Whether a header has this name, which ends with a colon. If so, set its value without spaces. */
+static bool has_name(const char *line, size_t count, const char *name, const char **value,
+                     size_t *length) {
+    size_t size = strlen(name);
+    if (count < size || strncasecmp(line, name, size)) return false;
+    const char *first = line + size, *last = line + count;
+    while (first < last && strchr(" \t", *first))
+        first++;
+    while (last > first && strchr(" \t\r\n", last[-1]))
+        last--;
+    *value = first;
+    *length = last - first;
+    return true;
+}
+
+/* Whether the head has each header that is expected, with this value each time. */
+static bool has_expected(const struct transfer *transfer) {
+    const char *line = transfer->head.bytes, *end = line + transfer->head.size_bytes;
+    unsigned seen = 0;
+    for (const char *next; line < end && (next = memchr(line, '\n', end - line)); line = next + 1) {
+        const char *value;
+        size_t count = next - line, length;
+        if (has_name(line, count, "x-goog-stored-content-encoding:", &value, &length))
+            return false; /* it may have been unpacked on the way */
+        for (int at = 0; at < transfer->expected_count; at++) {
+            const struct expected *each = &transfer->expected[at];
+            if (!has_name(line, count, each->name, &value, &length)) continue;
+            if (strlen(each->value) != length || memcmp(each->value, value, length)) return false;
+            seen |= 1u << at;
+        }
+    }
+    return seen == (1u << transfer->expected_count) - 1;
+}
+
+/* Count the bytes and lines of a head or of the trailers. Return whether they are within bounds. */
+static bool is_bounded(struct transfer *transfer, size_t count) {
+    transfer->line_bytes += count;
+    return ++transfer->lines <= MOST_HEAD_LINES && transfer->line_bytes <= MOST_HEAD_BYTES;
+}
+
+static bool begin_head(struct transfer *transfer, const char *line, size_t count) {
+    if (++transfer->heads > 1 + MOST_INTERIM_HEADS || count < 12) return false;
+    transfer->head.size_bytes = transfer->line_bytes = 0;
+    transfer->lines = transfer->lengths = 0;
+    transfer->status = 0;
+    const char *space = memchr(line, ' ', count);
+    if (strncmp(line, "HTTP/1.", 7) || space == NULL || line + count - space < 4) return false;
+    for (int at = 1; at <= 3; at++) {
+        if (space[at] < '0' || space[at] > '9') return false;
+        transfer->status = transfer->status * 10 + space[at] - '0';
+    }
+    return true;
+}
+
+/* Look at the headers that say how long the body is. libcurl obeys the last of several lengths, and
+ * takes the digits at the beginning of a value that is no number. What follows the body of one
+ * length would be the next answer of another. */
+static bool check_line(struct transfer *transfer, const char *line, size_t count) {
+    const char *value;
+    size_t length;
+    if (has_name(line, count, "transfer-encoding:", &value, &length))
+        return length == strlen("chunked") && !strncasecmp(value, "chunked", length);
+    if (!has_name(line, count, "content-length:", &value, &length)) return true;
+    for (size_t at = 0; at < length; at++)
+        if (value[at] < '0' || value[at] > '9') return false;
+    return length >= 1 && length <= MOST_LENGTH_DIGITS && ++transfer->lengths == 1;
+}
+
+static size_t take_line(char *line, size_t size, size_t count, void *data) {
+    struct transfer *transfer = data;
+    count *= size;
+    transfer->moved_ms = now_ms();
+    if (transfer->is_head_complete) /* a trailer */
+        return is_bounded(transfer, count) ? count : fail(transfer, END_BROKEN, 0);
+    if (count >= 5 && !strncmp(line, "HTTP/", 5) && !begin_head(transfer, line, count))
+        return fail(transfer, END_BROKEN, 0);
+    if (!is_bounded(transfer, count) || !check_line(transfer, line, count))
+        return fail(transfer, END_BROKEN, 0);
+    if (!append(&transfer->head, line, count)) return fail(transfer, END_FAILED, CURLE_OUT_OF_MEMORY);
+    bool is_last = count <= 2 && (line[0] == '\r' || line[0] == '\n');
+    if (is_last && transfer->status >= 200) {
+        transfer->is_head_complete = true;
+        transfer->lines = 0;
+        transfer->line_bytes = 0;
+        transfer->fits = is_object(transfer) && transfer->status == transfer->expected_status &&
+                         has_expected(transfer);
+    }
+    return count;
+}
+
+static size_t collect(struct transfer *transfer, const char *bytes, size_t count) {
+    size_t most = transfer->most_bytes;
+    if (transfer->status >= 300 && most > MOST_ERROR_BYTES) most = MOST_ERROR_BYTES;
+    if (transfer->answer.size_bytes + count > most) {
+        /* The status of an error says enough. */
+        return fail(transfer, transfer->status < 300 ? END_TOO_LONG : END_DONE, 0);
+    }
+    if (!append(&transfer->answer, bytes, count))
+        return fail(transfer, END_FAILED, CURLE_OUT_OF_MEMORY);
+    return count;
+}
+
+static bool store(struct transfer *transfer, const char *bytes, size_t count) {
+    size_t filled = atomic_load_explicit(&transfer->filled, memory_order_relaxed);
+    if (transfer->sink_fd < 0) {
+        memcpy(transfer->room + filled, bytes, count);
+        return true;
+    }
+    while (count) {
+        ssize_t written = pwrite(transfer->sink_fd, bytes, count, transfer->sink_offset + filled);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) {
+            fail(transfer, END_SINK, written ? errno : EIO);
+            return false;
+        }
+        bytes += written;
+        filled += written;
+        count -= written;
+    }
+    return true;
+}
+
+static size_t take_body(char *bytes, size_t size, size_t count, void *data) {
+    struct transfer *transfer = data;
+    size_t all = size * count, left = all;
+    transfer->moved_ms = now_ms();
+    if (!is_object(transfer)) return collect(transfer, bytes, all);
+    if (!transfer->fits) {
+        engine_hold(transfer);
+        return CURL_WRITEFUNC_PAUSE;
+    }
+    if (transfer->skip_bytes) {
+        size_t skipped = left < transfer->skip_bytes ? left : transfer->skip_bytes;
+        transfer->skip_bytes -= skipped;
+        bytes += skipped;
+        left -= skipped;
+    }
+    size_t filled = atomic_load_explicit(&transfer->filled, memory_order_relaxed);
+    size_t room = transfer->room_bytes - filled, stored = left < room ? left : room;
+    if (stored && !store(transfer, bytes, stored)) return 0;
+    atomic_store_explicit(&transfer->filled, filled + stored, memory_order_release);
+    if (stored == left) return all;
+    return fail(transfer, transfer->stops_when_full ? END_DONE : END_TOO_LONG, 0);
+}
+
+static size_t give_body(char *room, size_t size, size_t count, void *data) {
+    struct transfer *transfer = data;
+    size_t left = transfer->body_bytes - transfer->body_position;
+    count *= size;
+    if (count > left) count = left;
+    transfer->moved_ms = now_ms();
+    ssize_t got = 0;
+    while (count) {
+        got = pread(transfer->body_fd, room, count, transfer->body_offset + transfer->body_position);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            fail(transfer, END_BODY, got ? errno : EIO);
+            return CURL_READFUNC_ABORT;
+        }
+        break;
+    }
+    transfer->body_position += got;
+    return got;
+}
+
+static int seek_body(void *data, curl_off_t offset, int origin) {
+    struct transfer *transfer = data;
+    if (origin != SEEK_SET || offset < 0 || (size_t)offset > transfer->body_bytes)
+        return CURL_SEEKFUNC_FAIL;
+    transfer->body_position = offset;
+    return CURL_SEEKFUNC_OK;
+}
+
+/* The connection is there, and the request is sent now. */
+static int begin_request(void *data, char *to, char *from, int to_port, int from_port) {
+    struct transfer *transfer = data;
+    (void)to, (void)from, (void)to_port, (void)from_port;
+    transfer->is_sent = true;
+    transfer->moved_ms = now_ms();
+    return CURL_PREREQFUNC_OK;
+}
+
+/* Count what is sent from memory, for which there is no other callback. */
+static int note_progress(void *data, curl_off_t down, curl_off_t down_now, curl_off_t up,
+                         curl_off_t up_now) {
+    struct transfer *transfer = data;
+    (void)down, (void)down_now, (void)up;
+    if ((size_t)up_now > transfer->body_position) {
+        transfer->body_position = up_now;
+        transfer->moved_ms = now_ms();
+    }
+    return 0;
+}
+
+static void set_route(const struct transfer *transfer, CURL *easy) {
+    /* An empty proxy: libcurl would read http_proxy and others itself. */
+    curl_easy_setopt(easy, CURLOPT_PROXY, transfer->proxy ? transfer->proxy : "");
+    curl_easy_setopt(easy, CURLOPT_NOPROXY, "");
+    curl_easy_setopt(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
+    curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    curl_easy_setopt(easy, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+    if (transfer->ca_file || transfer->ca_path) {
+        curl_easy_setopt(easy, CURLOPT_CAINFO, transfer->ca_file);
+        curl_easy_setopt(easy, CURLOPT_CAPATH, transfer->ca_path);
+        curl_easy_setopt(easy, CURLOPT_PROXY_CAINFO, transfer->ca_file);
+        curl_easy_setopt(easy, CURLOPT_PROXY_CAPATH, transfer->ca_path);
+    }
+    curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, transfer->most_idle_s);
+    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, transfer->connect_ms);
+    curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, transfer->total_ms);
+}
+
+static void set_body(struct transfer *transfer, CURL *easy) {
+    if (!strcmp(transfer->method, "HEAD")) {
+        curl_easy_setopt(easy, CURLOPT_NOBODY, 1L);
+        return;
+    }
+    if (transfer->has_body && transfer->body_fd < 0) {
+        /* Up to 64 KiB of it go out together with the head. */
+        curl_easy_setopt(easy, CURLOPT_POSTFIELDS, transfer->body ? (const char *)transfer->body : "");
+        curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)transfer->body_bytes);
+        curl_easy_setopt(easy, CURLOPT_XFERINFOFUNCTION, note_progress);
+        curl_easy_setopt(easy, CURLOPT_XFERINFODATA, transfer);
+        curl_easy_setopt(easy, CURLOPT_NOPROGRESS, 0L);
+    } else if (transfer->has_body) {
+        curl_easy_setopt(easy, CURLOPT_UPLOAD, 1L);
+        curl_easy_setopt(easy, CURLOPT_INFILESIZE_LARGE, (curl_off_t)transfer->body_bytes);
+        curl_easy_setopt(easy, CURLOPT_READFUNCTION, give_body);
+        curl_easy_setopt(easy, CURLOPT_READDATA, transfer);
+        curl_easy_setopt(easy, CURLOPT_SEEKFUNCTION, seek_body);
+        curl_easy_setopt(easy, CURLOPT_SEEKDATA, transfer);
+    }
+    if (transfer->body_bytes > (size_t)RECEIVE_BYTES)
+        curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, UPLOAD_BYTES);
+    curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, transfer->method);
+}
+
+/* Return whether the request can be sent. */
+bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share) {
+    transfer->easy = easy;
+    bool is_right = !curl_easy_setopt(easy, CURLOPT_URL, transfer->url);
+    curl_easy_setopt(easy, CURLOPT_PATH_AS_IS, 1L);
+    curl_easy_setopt(easy, CURLOPT_HTTPHEADER, transfer->headers);
+    curl_easy_setopt(easy, CURLOPT_HEADEROPT, (long)CURLHEADER_SEPARATE);
+    set_route(transfer, easy);
+    set_body(transfer, easy);
+    long receive_bytes = transfer->room_bytes > LARGE_BYTES ? LARGE_RECEIVE_BYTES : RECEIVE_BYTES;
+    curl_easy_setopt(easy, CURLOPT_BUFFERSIZE, receive_bytes);
+    curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, take_line);
+    curl_easy_setopt(easy, CURLOPT_HEADERDATA, transfer);
+    curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_body);
+    curl_easy_setopt(easy, CURLOPT_WRITEDATA, transfer);
+    curl_easy_setopt(easy, CURLOPT_PREREQFUNCTION, begin_request);
+    curl_easy_setopt(easy, CURLOPT_PREREQDATA, transfer);
+    curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer->error);
+    curl_easy_setopt(easy, CURLOPT_PRIVATE, transfer);
+    curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L);
+    curl_easy_setopt(easy, CURLOPT_SHARE, share);
+    return is_right;
+}
+
+static bool says_no_tls(const char *error) {
+    static const char *const texts[] = {"wrong version number", "http request", "unknown protocol"};
+    for (size_t at = 0; at < sizeof texts / sizeof *texts; at++)
+        if (strstr(error, texts[at])) return true;
+    return false;
+}
+
+static enum end end_of(struct transfer *transfer, CURLcode code) {
+    switch (code) {
+    case CURLE_OK:
+        return END_DONE;
+    case CURLE_OPERATION_TIMEDOUT:
+        return END_TIMED_OUT;
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
+        return END_NO_ADDRESS;
+    case CURLE_COULDNT_CONNECT:
+        curl_easy_getinfo(transfer->easy, CURLINFO_OS_ERRNO, &transfer->detail);
+        return END_NO_CONNECTION;
+    case CURLE_PEER_FAILED_VERIFICATION:
+        curl_easy_getinfo(transfer->easy, CURLINFO_SSL_VERIFYRESULT, &transfer->detail);
+        return END_UNTRUSTED;
+    case CURLE_SSL_CONNECT_ERROR:
+        return says_no_tls(transfer->error) ? END_NO_TLS : END_NO_CONNECTION;
+    case CURLE_GOT_NOTHING:
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR:
+        return transfer->heads ? END_BROKEN : END_CLOSED;
+    case CURLE_PARTIAL_FILE:
+    case CURLE_WEIRD_SERVER_REPLY:
+    case CURLE_UNSUPPORTED_PROTOCOL:
+    case CURLE_BAD_CONTENT_ENCODING:
+    case CURLE_WRITE_ERROR:
+        return END_BROKEN;
+    default:
+        transfer->detail = code;
+        return END_FAILED;
+    }
+}
+
+/* Note how the transfer has ended, and what libcurl knows of it. */
+void transfer_conclude(struct transfer *transfer, CURLcode code) {
+    curl_off_t first = 0;
+    long connects = 0;
+    if (!transfer->is_decided) transfer->end = end_of(transfer, code);
+    if (transfer->end == END_DONE && !transfer->is_head_complete) transfer->end = END_BROKEN;
+    curl_easy_getinfo(transfer->easy, CURLINFO_STARTTRANSFER_TIME_T, &first);
+    curl_easy_getinfo(transfer->easy, CURLINFO_NUM_CONNECTS, &connects);
+    transfer->first_byte_us = first;
+    transfer->was_kept = transfer->is_sent && connects == 0;
+}
+
+struct transfer *transfer_new(void) {
+    struct transfer *transfer = calloc(1, sizeof *transfer);
+    if (transfer != NULL) transfer->body_fd = transfer->sink_fd = -1;
+    return transfer;
+}
+
+/* Wipe what may be a secret: headers are signed, and have tokens. */
+static void free_headers(struct curl_slist *headers) {
+    for (struct curl_slist *each = headers; each != NULL; each = each->next)
+        explicit_bzero(each->data, strlen(each->data));
+    curl_slist_free_all(headers);
+}
+
+void transfer_free(struct transfer *transfer) {
+    free(transfer->method);
+    free(transfer->url);
+    if (transfer->proxy) explicit_bzero(transfer->proxy, strlen(transfer->proxy));
+    free(transfer->proxy);
+    free(transfer->ca_file);
+    free(transfer->ca_path);
+    free_headers(transfer->headers);
+    for (int at = 0; at < transfer->expected_count; at++) {
+        free(transfer->expected[at].name);
+        free(transfer->expected[at].value);
+    }
+    if (transfer->body_fd >= 0) close(transfer->body_fd);
+    if (transfer->sink_fd >= 0) close(transfer->sink_fd);
+    free(transfer->head.bytes);
+    free(transfer->answer.bytes);
+    free(transfer);
+}

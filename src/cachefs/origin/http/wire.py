@@ -1,0 +1,325 @@
+"""Sends requests from the event loop, without a thread of Python for any of them.
+
+`Wire.send` passes a request to the compiled engine and waits. The engine's threads send it, receive
+the answer into the caller's buffer, and wake the loop once for all that has ended meanwhile.
+"""
+
+import enum
+import math
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import outcome
+import trio
+from trio.lowlevel import Abort, RaiseCancelT
+from typing_extensions import Buffer
+
+from cachefs.origin.http._engine import Engine, Transfer
+
+FilePart = tuple[int, int, int]
+"""Descriptor, offset and length. The engine duplicates the descriptor."""
+Expected = tuple[int, tuple[tuple[str, str], ...]]
+"""A status, and headers (small names) with their values."""
+
+_KEPT_S = 3
+"""A connection that was idle for longer may have been closed by the server."""
+_FOLLOW_S = 0.1
+_WITH_OBJECT = (200, 206)
+_MOST_MS = 2**31 - 1
+_OTHER_NAME = 62
+"""X509_V_ERR_HOSTNAME_MISMATCH."""
+
+
+class End(enum.IntEnum):
+    """How a transfer has ended: `enum end` in engine.h."""
+
+    DONE = 0
+    CANCELLED = enum.auto()
+    TIMED_OUT = enum.auto()
+    NO_ADDRESS = enum.auto()
+    NO_CONNECTION = enum.auto()
+    CLOSED = enum.auto()
+    BROKEN = enum.auto()
+    TOO_LONG = enum.auto()
+    UNTRUSTED = enum.auto()
+    NO_TLS = enum.auto()
+    BODY = enum.auto()
+    SINK = enum.auto()
+    FAILED = enum.auto()
+
+
+class BrokenAnswerError(Exception):
+    """The answer can't be understood, or it is incomplete."""
+
+
+class TooLongAnswerError(BrokenAnswerError):
+    """The answer has more bytes than the request allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a host is reached. `proxy` may contain a password. `ca_file` and `ca_path` name the CAs;
+    None for both means those of the system."""
+
+    proxy: str | None = None
+    ca_file: str | None = None
+    ca_path: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Route(ca_file={self.ca_file!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of one request. `idle_s` limits the time in which no byte moves after the connection
+    is there, `total_s` all of it. `most_bytes` limits a body that does not go to a sink."""
+
+    connect_s: float
+    idle_s: float
+    total_s: float = math.inf
+    most_bytes: int = 4 << 20
+
+
+class Request(NamedTuple):
+    """A request, signed if need be. `url` is quoted, and `headers` lack Host and Content-Length."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    bounds: Bounds
+    route: Route = Route()
+    body: Buffer | FilePart | None = None
+
+
+class GoOn(NamedTuple):
+    """The body of an answer is wanted, except its first `skip_bytes`. With `stops_when_full` the
+    answer may have more bytes than the sink can hold; they are not received."""
+
+    skip_bytes: int = 0
+    stops_when_full: bool = False
+
+
+class Sink(Protocol):
+    """Takes the body of an object. All of it is used on the loop."""
+
+    @property
+    def room(self) -> Buffer | FilePart:
+        """Where the bytes go. The engine may write there until the transfer has ended, also after
+        the caller was cancelled."""
+
+    @property
+    def expected(self) -> Expected | None:
+        """An answer that is wanted without a look at the rest of its head."""
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> GoOn | None:
+        """Decide about any other answer with status 200 or 206; None: its body is not read. Any
+        exception ends the request, and `Wire.send` raises it."""
+
+    @property
+    def follow(self) -> Callable[[Callable[[], int]], Callable[[], None]] | None:
+        """If not None, it is called with a function that returns how many bytes have come. What it
+        returns is called every `_FOLLOW_S` while more come."""
+
+
+class Answer(NamedTuple):
+    """The answer to a request. `headers` have lower-case names. `filled_bytes` are in the sink."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    filled_bytes: int = 0
+    md5: bytes = b""
+    first_byte_s: float = 0.0
+    was_kept: bool = False
+    """The request was sent on a connection that had served another one."""
+
+
+class Wire:
+    """Sends requests for one event loop, which alone may use it. It owns the threads and their
+    connections."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
+        self._engine: Engine | None = None
+        self._closed = False
+        self._followed: dict[Transfer, Callable[[], None]] = {}
+
+    async def send(
+        self, request: Request, sink: Sink | None = None, wants_md5: bool = False
+    ) -> Answer:
+        """Send a request and return its answer, whatever its status. If the caller is cancelled,
+        the connection is closed; with a body, before this function returns, so that no byte of an
+        older write is sent after a newer one. Raises `OSError`, `BrokenAnswerError`, `ValueError`
+        for what can't be sent, and any exception of `sink`."""
+        transfer = self._start(request, sink, wants_md5)
+        try:
+            return await self._answer(transfer, sink, request.body is not None)
+        finally:
+            self._followed.pop(transfer, None)
+
+    def _start(self, request: Request, sink: Sink | None, wants_md5: bool) -> Transfer:
+        if self._closed:
+            raise ConnectionError("the mount is shutting down")
+        if self._engine is None:
+            self._engine = Engine(self._threads)
+            trio.lowlevel.spawn_system_task(self._collect)
+        bounds, route = request.bounds, request.route
+        transfer = self._engine.start(
+            request.method,
+            request.url,
+            tuple(f"{name}: {value}" for name, value in request.headers.items()),
+            request.body,
+            None if sink is None else sink.room,
+            None if sink is None else sink.expected,
+            wants_md5,
+            (bounds.most_bytes, _ms(bounds.connect_s), _ms(bounds.idle_s), _ms(bounds.total_s)),
+            (route.proxy, route.ca_file, route.ca_path, _KEPT_S),
+        )
+        if sink is not None and sink.follow is not None:
+            self._follow(transfer, sink.follow(lambda: transfer.filled))
+        return transfer
+
+    async def _answer(self, transfer: Transfer, sink: Sink | None, waits: bool) -> Answer:
+        asked = False
+        while True:
+            await _next_event(transfer, waits)
+            if transfer.is_ended:
+                break
+            asked = True
+            assert sink is not None
+            status, headers = transfer.status, parsed(transfer.head)
+            try:
+                decision = sink.begin(status, headers)
+            except BaseException:
+                transfer.cancel()
+                raise
+            if decision is None:
+                transfer.cancel()
+                return Answer(status, headers, b"")
+            transfer.go_on(*decision)
+        end, detail, status, head, body, filled, first_us, was_kept, fits = transfer.result()
+        if end != End.DONE:
+            raise failure(End(end), detail)
+        headers = parsed(head)
+        if sink is not None and status in _WITH_OBJECT and not fits and not asked:
+            sink.begin(status, headers)  # the body is empty, so the engine has not asked
+        md5 = transfer.md5
+        return Answer(status, headers, body, filled, md5, first_us / 1e6, was_kept)
+
+    async def _collect(self) -> None:
+        """Wake the tasks whose transfers have ended or are held."""
+        assert self._engine is not None
+        engine = self._engine
+        while not self._closed:
+            try:
+                await trio.lowlevel.wait_readable(engine.fileno())
+            except trio.ClosedResourceError:
+                return
+            wake(engine.collect())
+
+    def _follow(self, transfer: Transfer, moved: Callable[[], None]) -> None:
+        if not self._followed:
+            trio.lowlevel.spawn_system_task(self._tell_progress)
+        self._followed[transfer] = moved
+
+    async def _tell_progress(self) -> None:
+        seen: dict[Transfer, int] = {}
+        while self._followed:
+            await trio.sleep(_FOLLOW_S)
+            for transfer, moved in list(self._followed.items()):
+                filled = transfer.filled
+                if filled > seen.get(transfer, 0):
+                    seen[transfer] = filled
+                    moved()
+            seen = {
+                transfer: count for transfer, count in seen.items() if transfer in self._followed
+            }
+
+    def close(self) -> None:
+        """Cancel all requests, and end the threads."""
+        self._closed = True
+        if self._engine is not None:
+            trio.lowlevel.notify_closing(self._engine.fileno())
+            wake(self._engine.close())
+
+
+def wake(collected: list[Transfer]) -> None:
+    """Let the tasks go on that wait for these transfers."""
+    for transfer in collected:
+        waiter, transfer.waiter = transfer.waiter, None
+        if isinstance(waiter, _Cancelled):
+            if transfer.is_ended:
+                trio.lowlevel.reschedule(waiter.task, outcome.capture(waiter.raise_cancel))
+            else:
+                transfer.waiter = waiter
+        elif waiter is not None:
+            trio.lowlevel.reschedule(waiter)
+
+
+class _Cancelled(NamedTuple):
+    """A cancelled task that waits until its connection is closed."""
+
+    task: trio.lowlevel.Task
+    raise_cancel: RaiseCancelT
+
+
+async def _next_event(transfer: Transfer, waits: bool) -> None:
+    """Wait until the transfer has ended or is held. If the caller is cancelled, end the transfer;
+    if the caller `waits`, wait for that end, too."""
+    if transfer.is_ended:
+        return
+    task = trio.lowlevel.current_task()
+    transfer.waiter = task
+
+    def abort(raise_cancel: RaiseCancelT) -> Abort:
+        transfer.cancel()
+        transfer.waiter = _Cancelled(task, raise_cancel) if waits else None
+        return Abort.FAILED if waits else Abort.SUCCEEDED
+
+    await trio.lowlevel.wait_task_rescheduled(abort)
+
+
+def _ms(seconds: float) -> int:
+    """Return a limit for the engine, where 0 means none."""
+    return 0 if seconds == math.inf else min(_MOST_MS, max(1, round(seconds * 1000)))
+
+
+def parsed(head: bytes) -> dict[str, str]:
+    """Return the headers of a head by lower-case names. The last of several with one name
+    counts."""
+    headers: dict[str, str] = {}
+    for line in head.decode("latin-1").split("\n")[1:]:
+        name, separator, value = line.partition(":")
+        if separator:
+            headers[name.strip().lower()] = value.strip()
+    return headers
+
+
+def failure(end: End, detail: int) -> Exception:
+    """Return the exception for a transfer without an answer. Its text has nothing of the
+    request."""
+    match end:
+        case End.TIMED_OUT:
+            return TimeoutError()
+        case End.NO_ADDRESS:
+            return socket.gaierror(socket.EAI_NONAME, "the host has no address")
+        case End.BROKEN:
+            return BrokenAnswerError()
+        case End.TOO_LONG:
+            return TooLongAnswerError()
+        case End.UNTRUSTED:
+            untrusted = ssl.SSLCertVerificationError()
+            untrusted.verify_code = detail or _OTHER_NAME
+            untrusted.verify_message = f"error {detail}"
+            return untrusted
+        case End.NO_TLS:
+            no_tls = ssl.SSLError()
+            no_tls.reason = "WRONG_VERSION_NUMBER"
+            return no_tls
+        case End.BODY | End.SINK:
+            return OSError(detail, "the bytes can't be read or stored here")
+        case _:
+            return ConnectionError(f"{end.name.lower()} ({detail})")

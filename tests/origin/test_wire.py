@@ -1,0 +1,449 @@
+"""The engine for HTTP: what it sends, what it accepts, its bounds, and when a request ends."""
+
+import hashlib
+import os
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+import trio
+
+from cachefs.origin.http.wire import (
+    Answer,
+    Bounds,
+    BrokenAnswerError,
+    Expected,
+    GoOn,
+    Request,
+    Route,
+    TooLongAnswerError,
+    Wire,
+)
+from tests.cache.harness import until
+from tests.servers.told_http import ToldHttp, endless
+
+BODY = bytes(range(256)) * 400
+BOUNDS = Bounds(connect_s=5, idle_s=60, total_s=60, most_bytes=1 << 20)
+ETAG = 'etag: "v"\r\n'
+
+
+def told(body: bytes = BODY, status: str = "200 OK", headers: str = ETAG) -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+def chunked(*chunks: bytes, headers: str = "", trailers: bytes = b"") -> bytes:
+    head = f"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n{headers}\r\n".encode()
+    parts = [b"%x;ext=1\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks]
+    return b"".join([head, *parts, b"0\r\n", trailers, b"\r\n"])
+
+
+class Into:
+    """A sink of so many bytes that notes what it is asked."""
+
+    follow = None
+
+    def __init__(
+        self, size: int = len(BODY), decision: GoOn | None = None, expected: Expected | None = None
+    ) -> None:
+        self.room = bytearray(size)
+        self.decision = decision
+        self.expected = expected
+        self.asked: list[tuple[int, Mapping[str, str]]] = []
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> GoOn | None:
+        self.asked.append((status, headers))
+        return self.decision
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[Wire]:
+    opened = Wire()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+async def server(nursery: trio.Nursery) -> AsyncIterator[ToldHttp]:
+    yield await ToldHttp(told()).start(nursery)
+    nursery.cancel_scope.cancel()
+
+
+async def ask(
+    wire: Wire,
+    server: ToldHttp,
+    sink: Into | None = None,
+    method: str = "GET",
+    bounds: Bounds = BOUNDS,
+    body: bytes | tuple[int, int, int] | None = None,
+    wants_md5: bool = False,
+    path: str = "/b/key",
+) -> Answer:
+    with trio.fail_after(120):
+        request = Request(method, f"{server.url}{path}", {"x-a": "1"}, bounds, Route(), body)
+        return await wire.send(request, sink, wants_md5)
+
+
+async def test_requests_use_one_connection(wire: Wire, server: ToldHttp) -> None:
+    answers = [await ask(wire, server) for _ in range(3)]
+    assert [(answer.status, answer.body, answer.headers["etag"]) for answer in answers] == [
+        (200, BODY, '"v"')
+    ] * 3
+    assert [answer.was_kept for answer in answers] == [False, True, True]
+    assert server.connections == 1
+
+
+async def test_only_what_is_given_is_sent(wire: Wire, server: ToldHttp) -> None:
+    await ask(wire, server, path="/b/a/../%C3%A9//./x?prefix=%2F..&y")
+    sent = [b"GET /b/a/../%C3%A9//./x?prefix=%2F..&y HTTP/1.1"]
+    assert server.heads[0].split(b"\r\n") == [*sent, b"Host: 127.0.0.1:%d" % server.port, b"x-a: 1"]
+
+
+async def test_a_header_can_not_bring_another_one(wire: Wire, server: ToldHttp) -> None:
+    for headers in ({"a": "1\r\nb: 2"}, {"a": "1\nb: 2"}, {"a": "\0"}):
+        with pytest.raises(ValueError, match="not printable"):
+            await wire.send(Request("GET", server.url, headers, BOUNDS))
+    with pytest.raises(ValueError, match="not printable"):
+        await wire.send(Request("GET", f"{server.url}/a b\r\nc: d", {}, BOUNDS))
+    assert not server.heads
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
+async def test_bodies_from_memory(method: str, wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [told(b"")]
+    for body in (b"", b"a", BODY, BODY * 40):
+        await ask(wire, server, method=method, body=body)
+        assert server.requests[-1][1] == body
+        assert b"content-length: %d" % len(body) in server.heads[-1].lower()
+    assert b"content-type" not in b"".join(server.heads).lower()
+    assert b"expect" not in b"".join(server.heads).lower()
+    assert server.connections == 1
+
+
+async def test_a_body_from_a_file(wire: Wire, server: ToldHttp, tmp_path: Path) -> None:
+    server.pieces = [told(b"")]
+    (tmp_path / "f").write_bytes(BODY * 40)
+    fd = os.open(tmp_path / "f", os.O_RDONLY)
+    await ask(wire, server, method="PUT", body=(fd, 100, len(BODY) * 30))
+    assert server.requests[-1][1] == (BODY * 40)[100 : 100 + len(BODY) * 30]
+    with pytest.raises(OSError, match="can't be read"):
+        await ask(wire, server, method="PUT", body=(fd, 100, len(BODY) * 50))
+    os.close(fd)
+    assert len(server.requests) == 1
+
+
+async def test_a_put_without_a_body_says_so(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [told(b"")]
+    await ask(wire, server, method="DELETE")
+    assert b"content-length" not in server.heads[-1].lower()
+
+
+async def test_an_expected_object_goes_to_its_room(wire: Wire, server: ToldHttp) -> None:
+    sink = Into(expected=(200, (("etag", '"v"'), ("content-length", str(len(BODY))))))
+    answer = await ask(wire, server, sink, wants_md5=True)
+    assert (bytes(sink.room), sink.asked) == (BODY, [])
+    assert (answer.filled_bytes, answer.body) == (len(BODY), b"")
+    assert answer.md5 == hashlib.md5(BODY, usedforsecurity=False).digest()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        told(headers='etag: "w"\r\n'),
+        told(headers=""),
+        told(headers='etag: "v"\r\netag: "w"\r\n'),
+        told(headers=f"{ETAG}x-goog-stored-content-encoding: gzip\r\n"),
+        told(status="206 Partial Content"),
+        chunked(BODY[:7], BODY[7:], headers=ETAG),
+    ],
+)
+async def test_the_caller_decides_about_another_answer(
+    answer: bytes, wire: Wire, server: ToldHttp
+) -> None:
+    server.pieces = [answer]
+    expected = (200, (("etag", '"v"'), ("content-length", str(len(BODY)))))
+    sink = Into(expected=expected, decision=GoOn())
+    found = await ask(wire, server, sink)
+    assert (found.filled_bytes, bytes(sink.room), len(sink.asked)) == (len(BODY), BODY, 1)
+    refuses = Into(expected=expected)
+    found = await ask(wire, server, refuses)
+    assert (found.status, found.filled_bytes) == (sink.asked[0][0], 0)
+    assert not any(refuses.room)
+    await until(lambda: server.open == 0)
+
+
+async def test_what_the_caller_raises_ends_the_request(wire: Wire, server: ToldHttp) -> None:
+    class Raises(Into):
+        def begin(self, status: int, headers: Mapping[str, str]) -> GoOn | None:
+            raise KeyError(status)
+
+    with pytest.raises(KeyError, match="200"):
+        await ask(wire, server, Raises())
+    await until(lambda: server.open == 0)
+
+
+async def test_a_part_of_a_longer_body(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [told(), *endless(b"x" * 65536)]
+    server.pieces[0] = told().replace(b"length: 102400", b"length: 99999999999")
+    sink = Into(1000, GoOn(skip_bytes=70_000, stops_when_full=True))
+    answer = await ask(wire, server, sink)
+    assert bytes(sink.room) == BODY[70_000:71_000]
+    assert answer.filled_bytes == 1000
+    assert server.sent_bytes < 32 << 20
+
+
+async def test_no_byte_more_than_the_room(wire: Wire, server: ToldHttp) -> None:
+    for answer in (told(), chunked(BODY)):
+        server.pieces = [answer]
+        with pytest.raises(TooLongAnswerError):
+            await ask(wire, server, Into(len(BODY) - 1, GoOn()))
+
+
+async def test_an_empty_object(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [told(b"")]
+    sink = Into(0, GoOn())
+    assert (await ask(wire, server, sink)).filled_bytes == 0
+    assert len(sink.asked) == 1
+
+
+async def test_a_file_as_sink(wire: Wire, server: ToldHttp, tmp_path: Path) -> None:
+    sink = Into(decision=GoOn())
+    with (tmp_path / "f").open("w+b") as file:
+        sink.room = (file.fileno(), 10, len(BODY))  # type: ignore[assignment]
+        assert (await ask(wire, server, sink)).filled_bytes == len(BODY)
+        assert file.read() == bytes(10) + BODY
+    with Path("/dev/full").open("w+b", buffering=0) as full:
+        sink.room = (full.fileno(), 0, len(BODY))  # type: ignore[assignment]
+        with pytest.raises(OSError, match="can't be read or stored"):
+            await ask(wire, server, sink)
+
+
+async def test_errors_have_their_bodies(wire: Wire, server: ToldHttp) -> None:
+    for status in ("404 Not Found", "503 Slow Down", "307 Temporary Redirect"):
+        server.pieces = [told(b"<Code>X</Code>", status, "location: http://127.0.0.1:1/\r\n")]
+        answer = await ask(wire, server, Into(decision=GoOn()))
+        assert (answer.status, answer.body) == (int(status[:3]), b"<Code>X</Code>")
+    assert server.connections == 1  # and no redirect is followed
+
+
+async def test_heads_without_bodies(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n"]
+    answer = await ask(wire, server, method="HEAD")
+    assert answer.headers["content-length"] == "999999999999"
+    server.pieces = [b"HTTP/1.1 204 No Content\r\n\r\n"]
+    assert (await ask(wire, server, method="DELETE")).status == 204
+    server.pieces = [b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"]
+    assert (await ask(wire, server)).status == 304
+    assert server.connections == 1
+
+
+async def test_interim_answers_are_skipped(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [b"HTTP/1.1 100 Continue\r\nx: y\r\n\r\n" * 3 + told()]
+    answer = await ask(wire, server)
+    assert (answer.status, answer.body, "x" in answer.headers) == (200, BODY, False)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+BROKEN: dict[str, bytes] = {
+    "no http": b"220 ftp ready\r\n\r\n",
+    "http 0.9": b"<html>" * 100,
+    "http 2": b"HTTP/2 200 OK\r\ncontent-length: 1\r\n\r\nx",
+    "a status of letters": b"HTTP/1.1 2x0 OK\r\ncontent-length: 1\r\n\r\nx",
+    "no status": b"HTTP/1.1\r\ncontent-length: 1\r\n\r\nx",
+    "two lengths": HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\nxx",
+    "a length of letters": HEAD + b"content-length: 1x\r\n\r\nxx",
+    "a negative length": HEAD + b"content-length: -1\r\n\r\nxx",
+    "packed on the way": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "no chunk": HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\nabc",
+    "a chunk of petabytes": HEAD + b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\nabc",
+    "a head without end": HEAD + b"x: y\r\n" * 101,
+    "a long line": HEAD + b"x: " + b"y" * (65 << 10) + b"\r\n\r\n",
+    "interim answers without end": b"HTTP/1.1 100 Continue\r\n\r\n" * 12,
+    "trailers without end": HEAD
+    + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
+    + b"a: b\r\n" * 12_000
+    + b"\r\n",
+    "a short body": HEAD + b"content-length: 10\r\n\r\nabc",
+    "half a head": HEAD + b"content-le",
+    "half a chunk": HEAD + b"transfer-encoding: chunked\r\n\r\na\r\nabc",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_broken_answers(name: str, wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [BROKEN[name], None]
+    for sink in (None, Into(100, GoOn())):
+        with pytest.raises((BrokenAnswerError, ConnectionError)):
+            await ask(wire, server, sink)
+    assert len(server.requests) == 2  # none is sent again
+    server.pieces = [told()]
+    assert (await ask(wire, server)).body == BODY
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        HEAD + b"content-length: 9999999999999999\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\n\r\nfffffffff\r\n",
+        HEAD + b"\r\n",
+    ],
+)
+async def test_endless_bodies(start: bytes, wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [start, *endless(b"x" * 65536)]
+    tracemalloc.start()
+    with pytest.raises(TooLongAnswerError):
+        await ask(wire, server)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    assert server.sent_bytes < 32 << 20
+    error = start.replace(b"200 OK", b"503 Slow Down")
+    server.pieces = [error, *endless(b"x" * 65536)]
+    assert (await ask(wire, server)).status == 503
+
+
+async def test_a_silent_server(wire: Wire, server: ToldHttp) -> None:
+    never = trio.Event()
+    for pieces in ([never], [told()[:50], never], [told()[:2000], never]):
+        server.pieces = list(pieces)
+        with pytest.raises(TimeoutError):
+            await ask(wire, server, bounds=Bounds(5, 0.2, 60))
+    assert len(server.requests) == 3
+
+
+async def test_a_drip_ends(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [told()[:-9000], *[b"x", 0.02] * 4000]
+    with pytest.raises(TimeoutError):
+        await ask(wire, server, bounds=Bounds(5, 30, 0.3))
+
+
+async def test_time_without_progress_counts_bytes_that_are_sent(
+    wire: Wire, nursery: trio.Nursery
+) -> None:
+    """A body that the server takes slowly is no silence."""
+    received = 0
+
+    async def take(stream: trio.SocketStream) -> None:
+        nonlocal received
+        while received < 16 << 20 and (data := await stream.receive_some(1 << 18)):
+            received += len(data)
+            await trio.sleep(0.01)
+        await stream.send_all(told(b""))
+
+    serve = trio.serve_tcp
+    listeners = await nursery.start(lambda task_status: serve(take, 0, task_status=task_status))
+    url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"
+    request = Request("PUT", url, {}, Bounds(5, 0.4), Route(), bytes(16 << 20))
+    assert (await wire.send(request)).status == 200
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_kept_connection_that_the_server_has_closed(wire: Wire, server: ToldHttp) -> None:
+    await ask(wire, server)
+    server.answers = [[None]]
+    assert (await ask(wire, server, method="PUT", body=BODY)).body == BODY
+    assert [body for _, body in server.requests] == [b"", BODY, BODY]
+    assert server.connections == 2
+
+
+async def test_a_new_connection_that_the_server_closes(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [None]
+    with pytest.raises(ConnectionError):
+        await ask(wire, server, method="PUT", body=BODY)
+    assert len(server.requests) == 1
+
+
+async def test_no_server(wire: Wire) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
+        with pytest.raises(ConnectionError):
+            await wire.send(Request("GET", url, {}, BOUNDS))
+    with pytest.raises(OSError, match="no address"):
+        await wire.send(Request("GET", "http://host.invalid/", {}, BOUNDS))
+
+
+async def test_a_cancelled_request_closes_its_connection(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [trio.Event()]
+    for body in (None, BODY):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, wire, server, Into(), "PUT", BOUNDS, body)
+                await until(lambda: server.open == 1 and len(server.requests) > 0)
+                scope.cancel()
+        assert scope.cancelled_caught
+        await until(lambda: server.open == 0)
+        server.requests.clear()
+
+
+async def test_many_at_a_time(wire: Wire, server: ToldHttp) -> None:
+    go = trio.Event()
+    server.pieces = [go, told()]
+    done = 0
+
+    async def one() -> None:
+        nonlocal done
+        sink = Into(decision=GoOn())
+        answer = await ask(wire, server, sink, wants_md5=True)
+        assert bytes(sink.room) == BODY
+        assert answer.md5 == hashlib.md5(BODY, usedforsecurity=False).digest()
+        done += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(40):
+            nursery.start_soon(one)
+        await until(lambda: len(server.requests) == 40)
+        go.set()
+    assert (done, server.connections) == (40, 40)
+
+
+async def test_progress_is_told(wire: Wire, server: ToldHttp) -> None:
+    rest = trio.Event()
+    counts: list[int] = []
+
+    class Followed(Into):
+        def follow(self, count: Callable[[], int]) -> Callable[[], None]:  # type: ignore[override]
+            return lambda: counts.append(count())
+
+    server.pieces = [told()[:50_000], rest, told()[50_000:]]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, wire, server, Followed(decision=GoOn()))
+        await until(lambda: counts)
+        rest.set()
+    assert 40_000 < counts[0] < 50_000
+
+
+async def test_the_environment_decides_nothing(
+    wire: Wire, server: ToldHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert (await ask(wire, server)).status == 200
+
+
+async def test_a_proxy_gets_the_request(wire: Wire, server: ToldHttp) -> None:
+    proxy = Route(f"http://user:pass%40word@127.0.0.1:{server.port}")
+    await wire.send(Request("GET", "http://store.invalid/b/../k", {}, BOUNDS, proxy))
+    lines = server.heads[0].split(b"\r\n")
+    assert lines[0] == b"GET http://store.invalid/b/../k HTTP/1.1"
+    assert b"Proxy-Authorization: Basic dXNlcjpwYXNzQHdvcmQ=" in lines
+    assert "pass" not in repr(proxy)
+
+
+async def test_closed(server: ToldHttp) -> None:
+    wire = Wire(2)
+    await ask(wire, server)
+    server.pieces = [trio.Event()]
+
+    async def fails() -> None:
+        with pytest.raises(ConnectionError):
+            await ask(wire, server)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fails)
+        nursery.start_soon(fails)
+        await until(lambda: server.open >= 2)
+        wire.close()
+    await until(lambda: server.open == 0)
+    with pytest.raises(ConnectionError):
+        await ask(wire, server)
