@@ -162,12 +162,16 @@ def test_endpoints_that_carry_secrets(site: Site, source: str, endpoint: str) ->
 
 
 BREAK = """
-import cachefs.origin.s3.exchange as exchange
+from cachefs.origin.http.wire import Wire
 
-def fail(*args, **kwargs):
-    raise ValueError("Invalid header value b'hunter2Secret/Key+0'")
+send = Wire.send
 
-{name} = fail
+async def fail(wire, request, *args):
+    if request.url.endswith({end!r}) or not {end!r}:
+        raise ValueError("Invalid header value b'hunter2Secret/Key+0'")
+    return await send(wire, request, *args)
+
+Wire.send = fail
 """
 
 
@@ -182,10 +186,9 @@ def test_libraries_that_quote_secrets(
     site.environment = moto_s3.environment | secrets()
     site.environment["PYTHONPATH"] = f"{broken}:{os.environ.get('PYTHONPATH', '')}"
     site.expected_trouble += ("can't be read",)
-    code = BREAK.format(name="exchange.Exchanges.send")
-    (broken / "sitecustomize.py").write_text(code)
+    (broken / "sitecustomize.py").write_text(BREAK.format(end=""))
     refused(site)
-    (broken / "sitecustomize.py").write_text(BREAK.format(name="exchange._Connection._receive"))
+    (broken / "sitecustomize.py").write_text(BREAK.format(end="dir/large"))
     site.mount("--debug")
     with pytest.raises(OSError, match="Input/output"):
         (site.mountpoint / "dir/large").read_bytes()

@@ -562,6 +562,6 @@ async def test_digest_of_a_real_object_with_an_odd_key(weed) -> None:
     meta = await origin.stat("sp ace/é%41+#")
     assert meta.version == GOOD_MD5
     assert bytes(await origin.read("sp ace/é%41+#", meta, 0, 4)) == b"data"
-    headers = origin._reader.send("HEAD", "sp ace/é%41+#").headers
+    headers = (await origin._reader.send("HEAD", "sp ace/é%41+#")).headers
     assert headers["etag"] == GOOD_MD5
     await origin.aclose()

@@ -20,7 +20,7 @@ ENDLESS = 100_000
 def answer_in_a_thread(data: bytes) -> int:
     connection = object.__new__(_Connection)
     connection._answers = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
-    return connection._answer(Request("PUT", "/b/k", "", {}, BufferContent(b"")), None).status
+    return connection._answer(Request("PUT", "/b/k", "", {}, BufferContent(b""))).status
 
 
 def answer_on_the_loop(data: bytes) -> int:

@@ -28,11 +28,11 @@ def fuzz(data: bytes) -> None:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     peer.sendall(data[:MOST_BYTES])
     peer.shutdown(socket.SHUT_WR)
-    connection = _Connection(mine, None, _WAIT_S, _WAIT_S)
+    connection = _Connection(mine, None, _WAIT_S)
     try:
         for _ in range(2):
             with suppress(OSError, BrokenAnswerError):
-                answer = connection.ask(head_of(request, "h"), request, Exchange(), None)
+                answer = connection.ask(head_of(request, "h"), request, Exchange())
                 assert 0 <= answer.status <= 999
     finally:
         connection.close()

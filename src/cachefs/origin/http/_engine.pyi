@@ -22,13 +22,14 @@ class Engine:
         sink: Buffer | FilePart | None,
         expected: Expected | None,
         wants_md5: bool,
-        bounds: tuple[int, int, int, int],
+        bounds: tuple[int, int, int, int, int],
         route: tuple[str | None, str | None, str | None, int],
         /,
     ) -> Transfer:
         """Send a request. `bounds`: the most bytes of an answer that has no sink, and the most
-        milliseconds to connect, without progress, and for all (0: any). `route`: the proxy, the
-        file and the directory of CAs, and the most seconds that a used connection was idle.
+        milliseconds to connect, without progress, and for all (0: any), and how much longer the
+        first byte may take. `route`: the proxy, the file and the directory of CAs, and the most
+        seconds that a used connection was idle.
 
         The body of an answer 200 or 206 goes to the sink, if there is one: at once if the answer is
         `expected`, else after `Transfer.go_on`. Raises `ValueError` for a header that can't be
@@ -42,6 +43,13 @@ class Engine:
 
     def close(self) -> list[Transfer]:
         """Cancel all transfers, and return them. Waits for the threads."""
+
+@final
+class Room(Buffer):
+    """Memory for so many bytes. It is not cleared, so only bytes that were received may be read."""
+
+    def __new__(cls, size_bytes: int, /) -> Room: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Transfer:
@@ -66,7 +74,7 @@ class Transfer:
 
     @property
     def md5(self) -> bytes:
-        """The MD5 of what the sink has, if it was wanted and all went well."""
+        """The MD5 of the body, if it was wanted and all went well."""
 
     def cancel(self) -> None:
         """End it, and close its connection. It is collected like any other."""
@@ -75,6 +83,9 @@ class Transfer:
         """Receive the body of a held answer into the sink, except its first `skip_bytes`. With
         `stops_when_full` bytes that the sink can't hold are not received; otherwise they are an
         error."""
+
+    def take_room(self) -> Room:
+        """Return the collected body of the answer, which `result` has no more then."""
 
     def result(self) -> tuple[int, int, int, bytes, bytes, int, int, bool, bool]:
         """Return how it ended (`enum end` in engine.h) with a detail, the status, the head and the

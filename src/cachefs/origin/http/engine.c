@@ -123,16 +123,19 @@ void engine_go_on(struct transfer *transfer, size_t skip_bytes, bool stops_when_
     command(transfer);
 }
 
-/* Compute the MD5s of what has ended, several at a time, and tell of all of it. */
+/* Compute the MD5s of what has ended, several at a time, and tell of all of it. A file that was a
+ * sink has none. */
 static void publish(struct worker *worker) {
     struct engine *engine = worker->engine;
     struct md5_message messages[HASHED_AT_A_TIME];
     size_t count = 0;
     for (int at = 0; at < worker->ended_count; at++) {
         struct transfer *each = worker->ended[at];
-        if (each->wants_md5 && each->end == END_DONE && each->room)
-            messages[count++] = (struct md5_message){
-                .bytes = each->room, .size_bytes = atomic_load(&each->filled), .number = at};
+        struct md5_message message = {.number = at};
+        if (!each->wants_md5 || each->end != END_DONE || each->sink_fd >= 0) continue;
+        message.bytes = each->has_sink ? each->room : (const uint8_t *)each->answer.bytes;
+        message.size_bytes = each->has_sink ? atomic_load(&each->filled) : each->answer.size_bytes;
+        messages[count++] = message;
     }
     md5_hash(messages, count);
     for (size_t at = 0; at < count; at++)
@@ -246,14 +249,13 @@ static bool obey(struct worker *worker) {
     return true;
 }
 
-/* End the transfers in which nothing has moved for too long. */
+/* End the transfers that take too long. */
 static void look(struct worker *worker) {
     uint64_t now = now_ms();
     struct transfer *next;
     for (struct transfer *each = worker->running; each != NULL; each = next) {
         next = each->next_running;
-        bool is_late = each->is_sent && each->idle_ms && now >= each->moved_ms + each->idle_ms;
-        if (is_late) stop(worker, each, END_TIMED_OUT);
+        if (transfer_is_late(each, now)) stop(worker, each, END_TIMED_OUT);
     }
 }
 

@@ -76,13 +76,14 @@ struct transfer {
     int sink_fd; /* owned, or -1 */
     off_t sink_offset;
     size_t room_bytes;
-    bool wants_md5; /* of what the sink has received */
+    bool wants_md5; /* of the body, in the sink or collected */
     /* An answer of this status with these headers goes to the sink without a question. */
     int expected_status;
     struct expected expected[MOST_EXPECTED];
     int expected_count;
     size_t most_bytes; /* of a body that is collected */
     long connect_ms, idle_ms, total_ms; /* 0: no limit */
+    long patience_ms; /* how much longer the first byte may take; then `total_ms` begins anew */
     void *owner;
 
     /* The answer. Others read it when `engine_collect` has returned the transfer. */
@@ -101,13 +102,15 @@ struct transfer {
     size_t skip_bytes; /* of the body, before what the sink receives */
     bool stops_when_full;
     size_t body_position;
-    uint64_t moved_ms; /* when bytes moved; 0 before the request is sent */
+    uint64_t began_ms; /* when `total_ms` began */
+    uint64_t moved_ms; /* when bytes moved last */
     bool is_sent;
     int heads, lines;
     size_t line_bytes;
     bool is_head_complete, fits;
     bool is_decided; /* `end` says how it ends, whatever libcurl says of it */
     int lengths; /* headers Content-Length */
+    size_t told_bytes; /* what it says; 0 without one */
     char error[CURL_ERROR_SIZE];
     struct transfer *previous_running, *next_running;
 
@@ -147,6 +150,7 @@ void engine_free(struct engine *engine, void (*drop)(struct transfer *transfer, 
 /* transfer.c: what happens in the thread. */
 bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share);
 void transfer_conclude(struct transfer *transfer, CURLcode code);
+bool transfer_is_late(const struct transfer *transfer, uint64_t now);
 uint64_t now_ms(void);
 /* engine.c */
 void engine_hold(struct transfer *transfer);

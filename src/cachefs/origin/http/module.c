@@ -24,7 +24,14 @@ typedef struct {
     PyObject *waiter;
 } TransferObject;
 
-static PyTypeObject EngineType, TransferType;
+/* Memory for what will be received. It is not cleared, so only what was received may be read. */
+typedef struct {
+    PyObject_HEAD
+    char *bytes;
+    Py_ssize_t size_bytes;
+} RoomObject;
+
+static PyTypeObject EngineType, TransferType, RoomType;
 
 static bool copy_text(char **to, const char *from) {
     if (from == NULL || (*to = strdup(from)) != NULL) return true;
@@ -133,10 +140,10 @@ static bool set_all(TransferObject *self, PyObject *args) {
     const char *method, *url, *proxy, *ca_file, *ca_path;
     PyObject *headers, *body, *sink, *expected;
     int wants_md5;
-    if (!PyArg_ParseTuple(args, "ssO!OOOp(nlll)(zzzl):start", &method, &url, &PyTuple_Type, &headers,
+    if (!PyArg_ParseTuple(args, "ssO!OOOp(nllll)(zzzl):start", &method, &url, &PyTuple_Type, &headers,
                           &body, &sink, &expected, &wants_md5, &transfer->most_bytes,
-                          &transfer->connect_ms, &transfer->idle_ms, &transfer->total_ms, &proxy,
-                          &ca_file, &ca_path, &transfer->most_idle_s))
+                          &transfer->connect_ms, &transfer->idle_ms, &transfer->total_ms,
+                          &transfer->patience_ms, &proxy, &ca_file, &ca_path, &transfer->most_idle_s))
         return false;
     if (!is_clean(url) || !is_clean(method)) {
         PyErr_SetString(PyExc_ValueError, "the address of the request is not printable");
@@ -321,6 +328,22 @@ static PyObject *Transfer_md5(TransferObject *self, void *none) {
     return PyBytes_FromStringAndSize((const char *)self->transfer->md5, MD5_BYTES);
 }
 
+/* Hand over the collected body without a copy. */
+static PyObject *Transfer_take_room(TransferObject *self, PyObject *none) {
+    (void)none;
+    struct text *answer = &self->transfer->answer;
+    if (!self->is_ended) {
+        PyErr_SetString(PyExc_RuntimeError, "the transfer has not ended");
+        return NULL;
+    }
+    RoomObject *room = (RoomObject *)RoomType.tp_alloc(&RoomType, 0);
+    if (room == NULL) return NULL;
+    room->bytes = answer->bytes;
+    room->size_bytes = answer->size_bytes;
+    *answer = (struct text){0};
+    return (PyObject *)room;
+}
+
 static PyObject *Transfer_get_waiter(TransferObject *self, void *none) {
     (void)none;
     return Py_NewRef(self->waiter ? self->waiter : Py_None);
@@ -331,6 +354,46 @@ static int Transfer_set_waiter(TransferObject *self, PyObject *waiter, void *non
     Py_XSETREF(self->waiter, Py_XNewRef(waiter));
     return 0;
 }
+
+static PyObject *Room_new(PyTypeObject *type, PyObject *args, PyObject *kwds) {
+    Py_ssize_t size_bytes;
+    (void)kwds;
+    if (!PyArg_ParseTuple(args, "n", &size_bytes)) return NULL;
+    if (size_bytes < 0) {
+        PyErr_SetString(PyExc_ValueError, "a size is negative");
+        return NULL;
+    }
+    RoomObject *self = (RoomObject *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->size_bytes = size_bytes;
+    self->bytes = malloc(size_bytes ? size_bytes : 1);
+    if (self->bytes == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static void Room_dealloc(RoomObject *self) {
+    free(self->bytes);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static int Room_get_buffer(RoomObject *self, Py_buffer *view, int flags) {
+    return PyBuffer_FillInfo(view, (PyObject *)self, self->bytes, self->size_bytes, false, flags);
+}
+
+static PyBufferProcs room_buffer = {(getbufferproc)Room_get_buffer, NULL};
+
+static PyTypeObject RoomType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cachefs.origin.http._engine.Room",
+    .tp_basicsize = sizeof(RoomObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = Room_new,
+    .tp_dealloc = (destructor)Room_dealloc,
+    .tp_as_buffer = &room_buffer,
+};
 
 static PyMethodDef engine_methods[] = {
     {"start", (PyCFunction)Engine_start, METH_VARARGS, NULL},
@@ -353,6 +416,7 @@ static PyTypeObject EngineType = {
 static PyMethodDef transfer_methods[] = {
     {"cancel", (PyCFunction)Transfer_cancel, METH_NOARGS, NULL},
     {"go_on", (PyCFunction)Transfer_go_on, METH_VARARGS, NULL},
+    {"take_room", (PyCFunction)Transfer_take_room, METH_NOARGS, NULL},
     {"result", (PyCFunction)Transfer_result, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -384,10 +448,13 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__engine(void) {
-    if (PyType_Ready(&EngineType) < 0 || PyType_Ready(&TransferType) < 0) return NULL;
+    if (PyType_Ready(&EngineType) < 0 || PyType_Ready(&TransferType) < 0 ||
+        PyType_Ready(&RoomType) < 0)
+        return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddObjectRef(module, "Engine", (PyObject *)&EngineType) < 0 ||
-        PyModule_AddObjectRef(module, "Transfer", (PyObject *)&TransferType) < 0) {
+        PyModule_AddObjectRef(module, "Transfer", (PyObject *)&TransferType) < 0 ||
+        PyModule_AddObjectRef(module, "Room", (PyObject *)&RoomType) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

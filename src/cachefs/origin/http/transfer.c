@@ -24,15 +24,22 @@ uint64_t now_ms(void) {
     return (uint64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/* Make `text` large enough for `capacity` bytes. */
+static bool reserve(struct text *text, size_t capacity) {
+    if (capacity <= text->capacity) return true;
+    char *larger = realloc(text->bytes, capacity);
+    if (larger == NULL) return false;
+    text->bytes = larger;
+    text->capacity = capacity;
+    return true;
+}
+
 static bool append(struct text *text, const char *bytes, size_t count) {
     if (text->capacity - text->size_bytes < count) {
         size_t capacity = text->capacity ? text->capacity : 1024;
         while (capacity - text->size_bytes < count)
             capacity *= 2;
-        char *larger = realloc(text->bytes, capacity);
-        if (larger == NULL) return false;
-        text->bytes = larger;
-        text->capacity = capacity;
+        if (!reserve(text, capacity)) return false;
     }
     memcpy(text->bytes + text->size_bytes, bytes, count);
     text->size_bytes += count;
@@ -95,6 +102,7 @@ static bool begin_head(struct transfer *transfer, const char *line, size_t count
     if (++transfer->heads > 1 + MOST_INTERIM_HEADS || count < 12) return false;
     transfer->head.size_bytes = transfer->line_bytes = 0;
     transfer->lines = transfer->lengths = 0;
+    transfer->told_bytes = 0;
     transfer->status = 0;
     const char *space = memchr(line, ' ', count);
     if (strncmp(line, "HTTP/1.", 7) || space == NULL || line + count - space < 4) return false;
@@ -116,13 +124,16 @@ static bool check_line(struct transfer *transfer, const char *line, size_t count
     if (!has_name(line, count, "content-length:", &value, &length)) return true;
     for (size_t at = 0; at < length; at++)
         if (value[at] < '0' || value[at] > '9') return false;
-    return length >= 1 && length <= MOST_LENGTH_DIGITS && ++transfer->lengths == 1;
+    if (length < 1 || length > MOST_LENGTH_DIGITS || ++transfer->lengths > 1) return false;
+    transfer->told_bytes = strtoull(value, NULL, 10);
+    return true;
 }
 
 static size_t take_line(char *line, size_t size, size_t count, void *data) {
     struct transfer *transfer = data;
     count *= size;
     transfer->moved_ms = now_ms();
+    if (transfer->heads == 0 && transfer->patience_ms) transfer->began_ms = transfer->moved_ms;
     if (transfer->is_head_complete) /* a trailer */
         return is_bounded(transfer, count) ? count : fail(transfer, END_BROKEN, 0);
     if (count >= 5 && !strncmp(line, "HTTP/", 5) && !begin_head(transfer, line, count))
@@ -137,6 +148,8 @@ static size_t take_line(char *line, size_t size, size_t count, void *data) {
         transfer->line_bytes = 0;
         transfer->fits = is_object(transfer) && transfer->status == transfer->expected_status &&
                          has_expected(transfer);
+        /* At once: a body without a length may never begin. */
+        if (is_object(transfer) && !transfer->fits) engine_hold(transfer);
     }
     return count;
 }
@@ -148,7 +161,8 @@ static size_t collect(struct transfer *transfer, const char *bytes, size_t count
         /* The status of an error says enough. */
         return fail(transfer, transfer->status < 300 ? END_TOO_LONG : END_DONE, 0);
     }
-    if (!append(&transfer->answer, bytes, count))
+    bool has_room = transfer->told_bytes > most || reserve(&transfer->answer, transfer->told_bytes);
+    if (!has_room || !append(&transfer->answer, bytes, count))
         return fail(transfer, END_FAILED, CURLE_OUT_OF_MEMORY);
     return count;
 }
@@ -178,10 +192,7 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *data) {
     size_t all = size * count, left = all;
     transfer->moved_ms = now_ms();
     if (!is_object(transfer)) return collect(transfer, bytes, all);
-    if (!transfer->fits) {
-        engine_hold(transfer);
-        return CURL_WRITEFUNC_PAUSE;
-    }
+    if (!transfer->fits) return CURL_WRITEFUNC_PAUSE; /* until `go_on` */
     if (transfer->skip_bytes) {
         size_t skipped = left < transfer->skip_bytes ? left : transfer->skip_bytes;
         transfer->skip_bytes -= skipped;
@@ -261,7 +272,6 @@ static void set_route(const struct transfer *transfer, CURL *easy) {
     }
     curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, transfer->most_idle_s);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, transfer->connect_ms);
-    curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, transfer->total_ms);
 }
 
 static void set_body(struct transfer *transfer, CURL *easy) {
@@ -289,9 +299,19 @@ static void set_body(struct transfer *transfer, CURL *easy) {
     curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, transfer->method);
 }
 
+bool transfer_is_late(const struct transfer *transfer, uint64_t now) {
+    uint64_t patience_ms = transfer->heads ? 0 : transfer->patience_ms;
+    if (transfer->total_ms && now >= transfer->began_ms + transfer->total_ms + patience_ms)
+        return true;
+    /* libcurl limits the time until the connection is there. */
+    return transfer->is_sent && transfer->idle_ms &&
+           now >= transfer->moved_ms + transfer->idle_ms + patience_ms;
+}
+
 /* Return whether the request can be sent. */
 bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share) {
     transfer->easy = easy;
+    transfer->began_ms = now_ms();
     bool is_right = !curl_easy_setopt(easy, CURLOPT_URL, transfer->url);
     curl_easy_setopt(easy, CURLOPT_PATH_AS_IS, 1L);
     curl_easy_setopt(easy, CURLOPT_HTTPHEADER, transfer->headers);

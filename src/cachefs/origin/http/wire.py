@@ -17,7 +17,7 @@ import trio
 from trio.lowlevel import Abort, RaiseCancelT
 from typing_extensions import Buffer
 
-from cachefs.origin.http._engine import Engine, Transfer
+from cachefs.origin.http._engine import Engine, Room, Transfer
 
 FilePart = tuple[int, int, int]
 """Descriptor, offset and length. The engine duplicates the descriptor."""
@@ -72,15 +72,16 @@ class Route:
         return f"Route(ca_file={self.ca_file!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Limits of one request. `idle_s` limits the time in which no byte moves after the connection
-    is there, `total_s` all of it. `most_bytes` limits a body that does not go to a sink."""
+    is there, `total_s` all of it. `most_bytes` limits a body that does not go to a sink. The first
+    byte of the answer may take `patience_s` longer; then `total_s` begins anew."""
 
     connect_s: float
     idle_s: float
     total_s: float = math.inf
     most_bytes: int = 4 << 20
+    patience_s: float = 0.0
 
 
 class Request(NamedTuple):
@@ -131,6 +132,8 @@ class Answer(NamedTuple):
     headers: dict[str, str]
     body: bytes
     filled_bytes: int = 0
+    room: Room | None = None
+    """The body, if there is no sink and the status is 200 or 206, instead of `body`."""
     md5: bytes = b""
     first_byte_s: float = 0.0
     was_kept: bool = False
@@ -148,15 +151,20 @@ class Wire:
         self._followed: dict[Transfer, Callable[[], None]] = {}
 
     async def send(
-        self, request: Request, sink: Sink | None = None, wants_md5: bool = False
+        self,
+        request: Request,
+        sink: Sink | None = None,
+        wants_md5: bool = False,
+        wants_room: bool = False,
     ) -> Answer:
-        """Send a request and return its answer, whatever its status. If the caller is cancelled,
+        """Send a request and return its answer, whatever its status. With `wants_room`, the body of
+        an object is not copied: see `Answer.room`. If the caller is cancelled,
         the connection is closed; with a body, before this function returns, so that no byte of an
         older write is sent after a newer one. Raises `OSError`, `BrokenAnswerError`, `ValueError`
         for what can't be sent, and any exception of `sink`."""
         transfer = self._start(request, sink, wants_md5)
         try:
-            return await self._answer(transfer, sink, request.body is not None)
+            return await self._answer(transfer, sink, request.body is not None, wants_room)
         finally:
             self._followed.pop(transfer, None)
 
@@ -175,14 +183,22 @@ class Wire:
             None if sink is None else sink.room,
             None if sink is None else sink.expected,
             wants_md5,
-            (bounds.most_bytes, _ms(bounds.connect_s), _ms(bounds.idle_s), _ms(bounds.total_s)),
+            (
+                bounds.most_bytes,
+                _ms(bounds.connect_s),
+                _ms(bounds.idle_s),
+                _ms(bounds.total_s),
+                round(bounds.patience_s * 1000),
+            ),
             (route.proxy, route.ca_file, route.ca_path, _KEPT_S),
         )
         if sink is not None and sink.follow is not None:
             self._follow(transfer, sink.follow(lambda: transfer.filled))
         return transfer
 
-    async def _answer(self, transfer: Transfer, sink: Sink | None, waits: bool) -> Answer:
+    async def _answer(
+        self, transfer: Transfer, sink: Sink | None, waits: bool, wants_room: bool
+    ) -> Answer:
         asked = False
         while True:
             await _next_event(transfer, waits)
@@ -200,6 +216,8 @@ class Wire:
                 transfer.cancel()
                 return Answer(status, headers, b"")
             transfer.go_on(*decision)
+        is_object = wants_room and transfer.status in _WITH_OBJECT
+        room = transfer.take_room() if is_object else None
         end, detail, status, head, body, filled, first_us, was_kept, fits = transfer.result()
         if end != End.DONE:
             raise failure(End(end), detail)
@@ -207,7 +225,7 @@ class Wire:
         if sink is not None and status in _WITH_OBJECT and not fits and not asked:
             sink.begin(status, headers)  # the body is empty, so the engine has not asked
         md5 = transfer.md5
-        return Answer(status, headers, body, filled, md5, first_us / 1e6, was_kept)
+        return Answer(status, headers, body, filled, room, md5, first_us / 1e6, was_kept)
 
     async def _collect(self) -> None:
         """Wake the tasks whose transfers have ended or are held."""
@@ -312,7 +330,8 @@ def failure(end: End, detail: int) -> Exception:
             return TooLongAnswerError()
         case End.UNTRUSTED:
             untrusted = ssl.SSLCertVerificationError()
-            untrusted.verify_code = detail or _OTHER_NAME
+            # libcurl compares the name itself, and says 1 (unspecified) before OpenSSL has ended.
+            untrusted.verify_code = detail if detail > 1 else _OTHER_NAME
             untrusted.verify_message = f"error {detail}"
             return untrusted
         case End.NO_TLS:

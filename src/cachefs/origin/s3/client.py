@@ -6,7 +6,7 @@ header and send other bytes.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from cachefs.errors import (
 )
 from cachefs.origin.base import Learned, Origin, OriginCounters
 from cachefs.origin.body import Body
-from cachefs.origin.early_call import EarlyCall
+from cachefs.origin.early_call import EarlyTask
 from cachefs.origin.names import Pages, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, LISTING_PATIENCE_S, OriginOptions
 from cachefs.origin.s3 import digest, objects
@@ -32,7 +32,6 @@ from cachefs.origin.s3.bucket_reader import BucketReader
 from cachefs.origin.s3.config import S3Target, check_ca_file, new_session, resolve_target
 from cachefs.origin.s3.credential_files import choose_source
 from cachefs.origin.s3.credentials import BotocoreSource, CredentialProvider
-from cachefs.origin.s3.exchange import Exchange
 from cachefs.origin.s3.fast_path import wire as s3_wire
 from cachefs.origin.s3.fast_path.direct_reader import DirectReader
 from cachefs.origin.s3.fast_path.loop_reader import LoopReader
@@ -41,6 +40,7 @@ from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import Wanted
 from cachefs.origin.s3.lister import PageRequest, S3Lister
 from cachefs.origin.s3.listing import next_token, parse_page
+from cachefs.origin.s3.loop_credentials import LoopCredentials
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
 from cachefs.origin.s3.versions import Versions, is_strong, is_version, version_by_time
@@ -95,7 +95,7 @@ class ObjectStoreOrigin(Origin):
         tls = None
         if target.base_url.startswith("https://"):
             tls = TlsConnector(*address_of(target), target.ca_file)
-        self._reader = BucketReader(target, provider, options, tls)
+        self._reader = BucketReader(target, LoopCredentials(provider), options)
         self._lister = S3Lister(self._reader)
         self._direct = DirectReader(target, provider, options, tls)
         self._on_loop = LoopReader(target, provider, options, tls)
@@ -184,7 +184,7 @@ class ObjectStoreOrigin(Origin):
             if await self._has_keys(key + "/"):
                 return
             self.counters.lists += 1
-            is_there = await self._in_thread(partial(self._lister.has_key, key))
+            is_there = await self._counted(self._lister.has_key(key))
         except AccessDeniedError:
             raise error from None
         if is_there:
@@ -248,9 +248,7 @@ class ObjectStoreOrigin(Origin):
         is_whole = (offset, length) == (0, meta.size_bytes)
         md5 = self._md5_of(meta) if is_whole else None
         self.counters.gets += 1
-        got = await self._in_thread(
-            partial(objects.get, self._reader, key, meta, offset, length, md5, body)
-        )
+        got = await self._counted(objects.get(self._reader, key, meta, offset, length, md5, body))
         if got.version != meta.version:
             raise ObjectChangedError(f"{self._subject(path)} has changed since it was listed")
         if got.data is None:
@@ -318,7 +316,7 @@ class ObjectStoreOrigin(Origin):
         given_up = False
         try:
             found, requests, first_s = await self._in_thread(
-                lambda _: self._direct.get(items, at_a_time, stopped, lambda: given_up)
+                lambda: self._direct.get(items, at_a_time, stopped, lambda: given_up)
             )
         finally:
             given_up = True
@@ -332,8 +330,7 @@ class ObjectStoreOrigin(Origin):
         """Raise `BadDataError` unless a HEAD shows that the ETag is no MD5. In that case stop all
         comparing, because encryption usually covers a whole bucket."""
         self.counters.heads += 1
-        ask = partial(self._reader.send, "HEAD", key)
-        headers = (await self._in_thread(lambda exchange: ask(exchange=exchange))).headers
+        headers = (await self._counted(self._reader.send("HEAD", key))).headers
         if digest.is_no_md5(headers, md5):
             self._verifies = False
             log.info("ETags in %s are no MD5s: what is read is not compared with them", self.url)
@@ -373,28 +370,29 @@ class ObjectStoreOrigin(Origin):
     async def _head(self, path: str) -> ObjectMeta:
         key = self.checked_key(path)
         self.counters.heads += 1
-        return self.versions.told(await self._in_thread(partial(objects.head, self._reader, key)))
+        return self.versions.told(await self._counted(objects.head(self._reader, key)))
 
-    async def _in_thread(self, call: Callable[[Exchange], T]) -> T:
-        """Run a blocking call in a worker thread. If the caller is cancelled, its exchange is
-        broken off, so that the thread is free at once. Raises `OriginError`."""
-        exchange = Exchange()
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """Run a blocking call in a worker thread. Raises `OriginError`."""
 
         def work() -> T:
             self._provider.current()  # renews the credentials, or fails with a clear error
-            return call(exchange)
+            return call()
 
         if self._workers is None:
             self._workers = Workers(self._options.max_threads, "origin")
+        return await self._counted(self._workers.run_abandonable(work))
+
+    async def _counted(self, call: Awaitable[T]) -> T:
+        """Return the result of `call`. Count its error, unless the store has just answered that the
+        object is absent or has changed."""
         try:
-            found = await self._workers.run_abandonable(work)
+            found = await call
         except (NotFoundError, ObjectChangedError):
             raise
         except OriginError:
             self.counters.errors += 1
             raise
-        finally:
-            exchange.give_up()
         self._move()
         return found
 
@@ -431,13 +429,12 @@ class ObjectStoreOrigin(Origin):
             request = request._replace(token=token)
         raise BadDataError(f"the listing of {prefix or '/'} has only pages without a key")
 
-    def start_page(self, request: PageRequest) -> EarlyCall[bytes]:
+    def start_page(self, request: PageRequest) -> EarlyTask[bytes]:
         """Send one LIST now."""
         self.counters.lists += 1
-        exchange = Exchange(LISTING_PATIENCE_S)
-        return EarlyCall(partial(self._lister.fetch, request, exchange), exchange.give_up)
+        return EarlyTask(partial(self._lister.fetch, request, LISTING_PATIENCE_S))
 
-    async def fetch_page(self, started: EarlyCall[bytes]) -> bytes:
+    async def fetch_page(self, started: EarlyTask[bytes]) -> bytes:
         """Wait for the answer to a LIST and return it. Raises `OriginError`."""
         try:
             page = await started.get()

@@ -2,8 +2,7 @@
 event loop or by `DirectReader`.
 
 A PUT of 100 KB costs 1.1 ms of CPU in urllib3, 650 us in http.client and 480 us here (16 threads,
-SeaweedFS on the same two cores). The body of an object is received where it will be used, without
-a copy.
+SeaweedFS on the same two cores).
 
 A request that nobody waits for any more must not be executed later, when its bytes could replace
 newer ones. So `Exchange.give_up` breaks the connection at once. The server drops a request whose
@@ -18,8 +17,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from botocore.awsrequest import AWSPreparedRequest
@@ -44,10 +43,7 @@ MOST_INTERIM = 10
 """The most heads with a status of 1xx, which may stand before the answer."""
 _MOST_BYTES = 4 << 20
 """A longer answer to a write is refused. The longest names 1,000 keys of 1,024 bytes."""
-_WITH_OBJECT = (200, 206)
 _MOST_IDLE = 64
-_ROOM_BYTES = 256 << 10
-"""The most bytes of a body that one call receives."""
 
 
 class BrokenAnswerError(Exception):
@@ -68,20 +64,6 @@ class Answer(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
-
-
-class Sink(Protocol):
-    """Takes the body of an object, in the thread that receives it."""
-
-    def begin(self, status: int, headers: Mapping[str, str]) -> bool:
-        """Return whether the body is wanted. If not, it is not read."""
-
-    def room(self, most_bytes: int) -> memoryview | None:
-        """Return where the next bytes go: nothing if no more are expected, None if nobody needs
-        them any more."""
-
-    def filled(self, count: int) -> None:
-        """Note that so many bytes have been written to `room`."""
 
 
 class Request(NamedTuple):
@@ -114,11 +96,9 @@ def head_of(request: Request, host: str) -> bytes:
 
 class Exchange:
     """The connection that a request uses at present, so that the loop can break it. `_lock`
-    protects `_socket` and `_given_up`. `patience_s` is how much longer than others the answer may
-    take; the loop ends what takes too long."""
+    protects both fields."""
 
-    def __init__(self, patience_s: float = 0.0) -> None:
-        self.patience_s = patience_s
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._given_up = False
@@ -146,21 +126,10 @@ class Exchange:
 
 
 class _Received(io.RawIOBase):
-    """The bytes that a socket receives. Raises `TimeoutError` if none comes for `idle_s`, and after
-    `ends_at`, so that a server that sends very slowly occupies no thread for long."""
+    """The bytes that a socket receives. Raises `TimeoutError` if none comes for its timeout."""
 
-    def __init__(self, opened: socket.socket, idle_s: float) -> None:
+    def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
-        self._idle_s = idle_s
-        self.ends_at = self._total_s = float("inf")
-        self._is_patient = False
-
-    def begin(self, total_s: float, patience_s: float) -> None:
-        """Begin an answer. Its first byte may take `patience_s` longer; then it must be complete
-        after `total_s`."""
-        self._total_s, self._is_patient = total_s, patience_s > 0
-        self.ends_at = time.monotonic() + total_s + patience_s
-        self._socket.settimeout(self._idle_s + patience_s)
 
     def readable(self) -> bool:
         """See `io.IOBase.readable`."""
@@ -168,37 +137,23 @@ class _Received(io.RawIOBase):
 
     def readinto(self, room: Any) -> int:
         """Receive bytes."""
-        left_s = self.ends_at - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        if left_s < self._idle_s:
-            self._socket.settimeout(left_s)
-        count = self._socket.recv_into(room)
-        if self._is_patient:
-            self._is_patient = False
-            self.ends_at = time.monotonic() + self._total_s
-            self._socket.settimeout(self._idle_s)
-        return count
+        return self._socket.recv_into(room)
 
 
 class _Connection:
     """An HTTP/1.1 connection for one request at a time. It owns its socket."""
 
-    def __init__(
-        self, opened: socket.socket, tls: TlsConnector | None, idle_s: float, total_s: float
-    ) -> None:
+    def __init__(self, opened: socket.socket, tls: TlsConnector | None, idle_s: float) -> None:
         self.socket = opened
         self._tls = tls
-        self._total_s = total_s
         opened.settimeout(idle_s)
-        self._received = _Received(opened, idle_s)
-        self._answers = io.BufferedReader(self._received)
+        self._answers = io.BufferedReader(_Received(opened))
         self.used_at = time.monotonic()
         self.is_idle = False
         self.has_answered = False
         """A byte of the answer to the present request has arrived."""
 
-    def ask(self, head: bytes, request: Request, exchange: Exchange, sink: Sink | None) -> Answer:
+    def ask(self, head: bytes, request: Request, exchange: Exchange) -> Answer:
         self.is_idle = self.has_answered = False
         failure: OSError | None = None
         try:
@@ -206,8 +161,7 @@ class _Connection:
         except OSError as error:  # perhaps the server has answered early and closed
             failure = error
         try:
-            self._received.begin(self._total_s, exchange.patience_s)
-            return self._answer(request, sink)
+            return self._answer(request)
         except (OSError, BrokenAnswerError) as error:
             raise failure or error from None
 
@@ -224,7 +178,7 @@ class _Connection:
             exchange.check()
             self.socket.sendall(piece)
 
-    def _answer(self, request: Request, sink: Sink | None) -> Answer:
+    def _answer(self, request: Request) -> Answer:
         for _ in range(1 + MOST_INTERIM):
             status, headers = self._head()
             if not 100 <= status < 200:
@@ -232,9 +186,7 @@ class _Connection:
         else:
             raise BrokenAnswerError
         body, is_whole = b"", True
-        if sink is not None and status in _WITH_OBJECT:
-            is_whole = sink.begin(status, headers) and self._receive(headers, sink)
-        elif request.method != "HEAD" and status not in (204, 304):
+        if request.method != "HEAD" and status not in (204, 304):
             try:
                 body, is_whole = self._body(headers, request.most_bytes)
             except TooLongAnswerError:
@@ -281,39 +233,6 @@ class _Connection:
             if len(body) > most_bytes:
                 raise TooLongAnswerError
         return bytes(body), False
-
-    def _receive(self, headers: dict[str, str], sink: Sink) -> bool:
-        """Receive the body into `sink`. Return whether the connection can be used again."""
-        if _is_chunked(headers):
-            for length in self._chunks():
-                self._fill(sink, length)
-            return True
-        if "content-length" not in headers:  # it ends with the connection: RFC 9112, section 6.3
-            while self._fill_some(sink, _ROOM_BYTES):
-                pass
-            return False
-        known = whole_number(headers["content-length"])
-        if known is None:
-            return False
-        self._fill(sink, known)
-        return True
-
-    def _fill(self, sink: Sink, length: int) -> None:
-        while length:
-            count = self._fill_some(sink, length)
-            if not count:
-                raise BrokenAnswerError
-            length -= count
-
-    def _fill_some(self, sink: Sink, length: int) -> int:
-        """Receive some of `length` bytes. Return how many: 0 if none come or are expected."""
-        room = sink.room(min(length, _ROOM_BYTES))
-        if room is None:
-            raise GivenUpError
-        count = self._answers.readinto1(room) if room else 0
-        if count:
-            sink.filled(count)
-        return count
 
     def _chunks(self) -> Iterator[int]:
         """Return the length of each chunk, whose bytes the caller reads before it asks for the
@@ -363,17 +282,13 @@ class Exchanges:
         target: S3Target,
         options: OriginOptions,
         tls: TlsConnector | None,
-        total_s: float = float("inf"),
     ) -> None:
-        """`total_s` limits the time that an answer takes, from its first byte awaited to its
-        last."""
         address = urlsplit(target.base_url)
         self._base = f"{address.scheme}://{address.netloc}"
         self.host = address.netloc
         self._host, self._port = address_of(target)
         self._options = options
         self._tls = tls
-        self._total_s = total_s
         self._idle: deque[_Connection] = deque()
         self._closed = False
         proxy = proxy_for(target.base_url)
@@ -386,35 +301,29 @@ class Exchanges:
                 max_pool_connections=options.max_threads,
             )
 
-    def send(self, request: Request, exchange: Exchange, sink: Sink | None = None) -> Answer:
-        """Return the answer. If it has an object, its body goes to `sink`, if there is one. A
-        request on a connection that the server has closed meanwhile is sent once more. Raises
-        `OSError`, `BrokenAnswerError`, `GivenUpError`, any exception of `sink`, and any exception
-        of urllib3."""
+    def send(self, request: Request, exchange: Exchange) -> Answer:
+        """Return the answer. A request on a connection that the server has closed meanwhile is sent
+        once more. Raises `OSError`, `BrokenAnswerError`, `GivenUpError`, and any exception of
+        urllib3."""
         if self._proxied is not None:
-            return self._send_to_proxy(self._proxied, request, exchange, sink)
+            return self._send_to_proxy(self._proxied, request, exchange)
         head = head_of(request, self.host)
         connection = self._idle_connection()
         if connection is not None:
             try:
-                return self._ask(connection, head, request, exchange, sink)
+                return self._ask(connection, head, request, exchange)
             except (ConnectionError, BrokenAnswerError):
                 if connection.has_answered:
                     raise
                 exchange.check()
-        return self._ask(self._opened(), head, request, exchange, sink)
+        return self._ask(self._opened(), head, request, exchange)
 
     def _ask(
-        self,
-        connection: _Connection,
-        head: bytes,
-        request: Request,
-        exchange: Exchange,
-        sink: Sink | None,
+        self, connection: _Connection, head: bytes, request: Request, exchange: Exchange
     ) -> Answer:
         try:
             exchange.use(connection.socket)
-            return connection.ask(head, request, exchange, sink)
+            return connection.ask(head, request, exchange)
         finally:
             exchange.use(None)
             self._give_back(connection)
@@ -426,7 +335,7 @@ class Exchanges:
             opened = self._tls.connect(connect_s)
         else:
             opened = connect_tcp(self._host, self._port, connect_s)
-        return _Connection(opened, self._tls, self._options.idle_timeout_s, self._total_s)
+        return _Connection(opened, self._tls, self._options.idle_timeout_s)
 
     def _idle_connection(self) -> _Connection | None:
         while True:
@@ -447,9 +356,7 @@ class Exchanges:
         if self._closed:  # looked at last, so that either this thread or `close` closes it
             self.close()
 
-    def _send_to_proxy(
-        self, proxied: Any, request: Request, exchange: Exchange, sink: Sink | None
-    ) -> Answer:
+    def _send_to_proxy(self, proxied: Any, request: Request, exchange: Exchange) -> Answer:
         headers = dict(request.headers)
         if request.content.size_bytes or request.method in ("PUT", "POST"):
             headers["content-length"] = str(request.content.size_bytes)
@@ -459,19 +366,16 @@ class Exchanges:
             AWSPreparedRequest(request.method, url, headers, body, stream_output=True)
         )
         found = {name.lower(): value for name, value in answer.headers.items()}
-        status, ends_at = answer.status_code, time.monotonic() + self._total_s
+        status = answer.status_code
         data = bytearray()
         try:
-            if sink is None or status not in _WITH_OBJECT:
-                for piece in _pieces(answer.raw, exchange, ends_at):
-                    data += piece
-                    if len(data) > request.most_bytes:
-                        if status < 300:
-                            raise TooLongAnswerError
-                        break
-            elif sink.begin(status, found):
-                for piece in _pieces(answer.raw, exchange, ends_at):
-                    _pour(piece, sink)
+            while piece := answer.raw.read1(PIECE_BYTES):
+                exchange.check()
+                data += piece
+                if len(data) > request.most_bytes:
+                    if status < 300:
+                        raise TooLongAnswerError
+                    break
         except BaseException:
             answer.raw.close()
             raise
@@ -488,28 +392,6 @@ class Exchanges:
                 break
         if self._proxied is not None:
             self._proxied.close()
-
-
-def _pieces(raw: Any, exchange: Exchange, ends_at: float) -> Iterator[bytes]:
-    """Return the body of an answer of urllib3, piece by piece."""
-    while piece := raw.read1(_ROOM_BYTES):
-        exchange.check()
-        if time.monotonic() > ends_at:
-            raise TimeoutError
-        yield piece
-
-
-def _pour(piece: bytes, sink: Sink) -> None:
-    left = memoryview(piece)
-    while left:
-        room = sink.room(len(left))
-        if room is None:
-            raise GivenUpError
-        if not room:
-            raise BrokenAnswerError
-        room[:] = left[: len(room)]
-        sink.filled(len(room))
-        left = left[len(room) :]
 
 
 class _Body(io.RawIOBase):

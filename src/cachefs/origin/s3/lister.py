@@ -5,20 +5,21 @@ botocore's client needs 150 ms of CPU for a page of 1,000 keys, while the server
 """
 
 import re
-import threading
 from typing import NamedTuple
 from urllib.parse import quote
 
+import trio
+
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3.bucket_reader import BucketReader
-from cachefs.origin.s3.exchange import Exchange
 from cachefs.origin.s3.listing import PAGE_KEYS, keys_in
 
 PAGE_BYTES = 16 << 20
 """A longer page is refused. 1,000 of the longest keys with all bytes quoted take 4 MiB."""
+_SHORT_BYTES = 64 << 10
 _WEB_PAGE = re.compile(rb"\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 _MOST_AT_ONCE = 512
-"""The most requests in flight. Each occupies a thread until its answer is complete or too slow."""
+"""The most requests in flight."""
 
 
 class PageRequest(NamedTuple):
@@ -35,21 +36,23 @@ class PageRequest(NamedTuple):
 
 
 class S3Lister:
-    """Sends the LISTs of one bucket. `fetch` blocks and must be called in a worker thread."""
+    """Sends the LISTs of one bucket."""
 
     def __init__(self, reader: BucketReader) -> None:
         self._reader = reader
-        self._turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._at_once = 0
 
-    def has_key(self, key: str, exchange: Exchange | None = None) -> bool:
-        """Return whether a listing shows a key. Blocks as `fetch`. A denied HEAD tells less:
-        S3 denies it also for an absent key to those who may list only some prefixes. Raises
-        `OriginError`."""
-        return key in keys_in(self.fetch(PageRequest(key, "/", max_keys=1), exchange))
+    async def has_key(self, key: str) -> bool:
+        """Return whether a listing shows a key. A denied HEAD tells less: S3 denies it also for an
+        absent key to those who may list only some prefixes. Raises `OriginError`."""
+        page = await self.fetch(PageRequest(key, "/", max_keys=1))
+        if len(page) <= _SHORT_BYTES:
+            return key in keys_in(page)
+        return key in await trio.to_thread.run_sync(keys_in, page)
 
-    def fetch(self, request: PageRequest, exchange: Exchange | None = None) -> bytes:
-        """Return the XML of one page. `exchange` can break the request off. Raises
-        `OriginError`."""
+    async def fetch(self, request: PageRequest, patience_s: float = 0.0) -> bytes:
+        """Return the XML of one page, whose first byte may take `patience_s` longer than that of
+        other answers. Raises `OriginError`."""
         query = {
             "continuation-token": request.token or "",
             "delimiter": request.delimiter,
@@ -64,12 +67,15 @@ class S3Lister:
         text = "&".join(
             f"{k}={quote(v, '-_.~', errors='surrogateescape')}" for k, v in query.items() if v
         )
-        if not self._turns.acquire(blocking=False):
+        if self._at_once >= _MOST_AT_ONCE:
             raise s3_errors.unreachable(self._reader.target, self._reader.target.url)
+        self._at_once += 1
         try:
-            answer = self._reader.send("GET", "", text, exchange=exchange, most_bytes=PAGE_BYTES)
+            answer = await self._reader.send(
+                "GET", "", text, most_bytes=PAGE_BYTES, patience_s=patience_s
+            )
         finally:
-            self._turns.release()
+            self._at_once -= 1
         if _WEB_PAGE.match(answer.body):
             raise s3_errors.web_page(self._reader.target)
         return answer.body

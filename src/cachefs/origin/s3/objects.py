@@ -1,4 +1,4 @@
-"""GETs and HEADs of objects. `get` and `head` block and must be called in a worker thread.
+"""GETs and HEADs of objects.
 
 An object is its stored bytes. Some servers change them on the way: Google Cloud Storage unpacks an
 object that is stored with Content-Encoding gzip, unless the client accepts gzip
@@ -8,17 +8,19 @@ answer, `get` takes the part that it needs.
 """
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
+
+import trio
 
 from cachefs.errors import BadDataError, ObjectChangedError, OriginError
 from cachefs.foreign_numbers import whole_number
 from cachefs.log import warn_once
 from cachefs.origin.body import Body
+from cachefs.origin.http._engine import Room
+from cachefs.origin.http.wire import Answer, Expected, GoOn
 from cachefs.origin.s3 import digest
 from cachefs.origin.s3.bucket_reader import BucketReader
-from cachefs.origin.s3.exchange import Exchange
 from cachefs.origin.s3.listing import MOST_BYTES, mtime_ns_in, version_of
 from cachefs.origin.s3.versions import is_strong, is_version
 from cachefs.types import ObjectMeta
@@ -28,7 +30,9 @@ log = logging.getLogger(__name__)
 _MOST_WITHOUT_RANGES_BYTES = 64 << 20
 """The largest object that is read in parts from a server that ignores Range: each part costs all
 bytes before it."""
-_SKIPPED_AT_A_TIME = 256 << 10
+_MOST_HASHED_BYTES = 1 << 20
+"""The engine computes the MD5 of so many bytes at most. With more, its thread would do nothing else
+for several milliseconds."""
 
 
 class Got(NamedTuple):
@@ -41,7 +45,7 @@ class Got(NamedTuple):
     is_as_told: bool = True
 
 
-def get(
+async def get(
     reader: BucketReader,
     key: str,
     meta: ObjectMeta,
@@ -49,7 +53,6 @@ def get(
     length: int,
     md5: bytes | None,
     body: Body | None,
-    exchange: Exchange,
 ) -> Got:
     """Return `length` bytes at `offset` of the version `meta`, and whether they have this MD5. If
     the answer announces another version or length, its body is not read and takes no memory. Never
@@ -58,36 +61,40 @@ def get(
     if (offset, length) != (0, meta.size_bytes):
         part = range(offset, offset + length)
     accepts_gzip = reader.accepts_gzip
+    is_hashed = md5 is not None and length <= _MOST_HASHED_BYTES
     sink = _Bytes(reader, key, meta, length, part, body)
-    _receive(reader, sink, accepts_gzip, exchange)
+    answer = await _receive(reader, sink, accepts_gzip, is_hashed)
     if sink.is_changed_on_the_way:
         accepts_gzip = not accepts_gzip
         sink = _Bytes(reader, key, meta, length, part, body)
-        _receive(reader, sink, accepts_gzip, exchange)
+        answer = await _receive(reader, sink, accepts_gzip, is_hashed)
         if sink.is_wanted:
             reader.accepts_gzip = accepts_gzip
-    if not sink.is_wanted or sink.count != length:
-        return Got(sink.version, sink.told_bytes if not sink.is_wanted else sink.count)
-    data = sink.data()
-    return Got(sink.version, length, data, md5 is None or digest.has_md5(data, md5))
+    count = answer.filled_bytes
+    if not sink.is_wanted or count != length:
+        return Got(sink.version, count if sink.is_wanted else sink.told_bytes)
+    data = memoryview(sink.room)
+    if md5 is None:
+        return Got(sink.version, length, data)
+    if is_hashed:
+        return Got(sink.version, length, data, answer.md5 == md5)
+    is_as_told = await trio.to_thread.run_sync(digest.has_md5, data, md5)
+    return Got(sink.version, length, data, is_as_told)
 
 
-def _receive(reader: BucketReader, sink: "_Bytes", accepts_gzip: bool, exchange: Exchange) -> None:
+async def _receive(
+    reader: BucketReader, sink: "_Bytes", accepts_gzip: bool, is_hashed: bool
+) -> Answer:
     headers = {"accept-encoding": "gzip"} if accepts_gzip else {}
     if is_strong(sink.meta.version):
         headers["if-match"] = sink.meta.version
     if sink.part is not None:
         headers["range"] = f"bytes={sink.part.start}-{sink.part.stop - 1}"
-    with suppress(_EnoughError):
-        reader.send("GET", sink.key, headers=headers, sink=sink, exchange=exchange)
-
-
-class _EnoughError(OriginError):
-    """All bytes that are needed have come, and the rest of the answer is not read."""
+    return await reader.send("GET", sink.key, headers=headers, sink=sink, wants_md5=is_hashed)
 
 
 class _Bytes:
-    """The bytes of one GET; see `exchange.Sink`. They go to `body`, or to a buffer of its own."""
+    """The bytes of one GET; see `wire.Sink`. They go to `body`, or to a buffer of its own."""
 
     def __init__(
         self,
@@ -103,24 +110,34 @@ class _Bytes:
         self.meta = meta
         self._length = length
         self.part = part
-        self._body = body
-        self._own = bytearray()
-        self._skipped = bytearray()
-        self._left_to_skip = 0
-        self._is_whole_answer = False
-        self.version = ""
+        # The kernel gives memory only when it is written to.
+        self.room = Room(length) if body is None else body.room()
+        self.follow: Callable[[Callable[[], int]], Callable[[], None]] | None = None
+        if body is not None:
+            self.follow = body.follow
+        self.version = meta.version
         self.told_bytes = 0
-        self.count = 0
-        self.is_wanted = False
+        self.is_wanted = True
         self.is_changed_on_the_way = False
         """The answer has not the bytes that the store keeps, but what somebody made of them."""
 
-    def begin(self, status: int, headers: Mapping[str, str]) -> bool:
+    @property
+    def expected(self) -> Expected | None:
+        """See `Sink.expected`."""
+        if not is_strong(self.meta.version):
+            return None
+        headers = [("etag", self.meta.version), ("content-length", str(self._length))]
+        if self.part is None:
+            return 200, tuple(headers)
+        told = f"bytes {self.part.start}-{self.part.stop - 1}/{self.meta.size_bytes}"
+        return 206, (*headers, ("content-range", told))
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> GoOn | None:
         """See `Sink.begin`. Raises `BadDataError` if a part does not say that it is the right one,
         `OriginError` if the server ignores Range and the object is too large for that."""
         told = whole_number(headers.get("content-length", ""))
-        self._is_whole_answer = status == 200 and self.part is not None
-        wanted_bytes = self.meta.size_bytes if self._is_whole_answer else self._length
+        is_whole_answer = status == 200 and self.part is not None
+        wanted_bytes = self.meta.size_bytes if is_whole_answer else self._length
         self.told_bytes = wanted_bytes if told is None else told
         found = meta_from(headers, self._size_bytes(status, headers))
         is_right = is_version(self.meta.version, found)
@@ -131,12 +148,14 @@ class _Bytes:
         )
         is_right = is_right and not is_other_length
         self.is_wanted = is_right and not self.is_changed_on_the_way
-        if self.is_wanted and self._is_whole_answer:
-            self._skip_to_part()
-        return self.is_wanted
+        if not self.is_wanted:
+            return None
+        if is_whole_answer and self.part is not None:
+            self._allow_whole_answers()
+            return GoOn(self.part.start, stops_when_full=True)
+        return GoOn()
 
-    def _skip_to_part(self) -> None:
-        assert self.part is not None
+    def _allow_whole_answers(self) -> None:
         if self.meta.size_bytes > _MOST_WITHOUT_RANGES_BYTES:
             raise OriginError(
                 f"{self._subject} can't be read: {self._target.endpoint} ignores Range and sends "
@@ -149,8 +168,6 @@ class _Bytes:
             "%s ignores Range and sends whole objects for their parts, so large files are slow",
             self._target.endpoint,
         )
-        self._left_to_skip = self.part.start
-        self._skipped = bytearray(min(_SKIPPED_AT_A_TIME, self._left_to_skip))
 
     @property
     def _subject(self) -> str:
@@ -170,32 +187,6 @@ class _Bytes:
             )
         return str(self.meta.size_bytes) if size == "*" else size
 
-    def room(self, most_bytes: int) -> memoryview | None:
-        """See `Sink.room`."""
-        if self._left_to_skip:
-            return memoryview(self._skipped)[: min(most_bytes, self._left_to_skip)]
-        most_bytes = min(most_bytes, self._length - self.count)
-        if not most_bytes and self._is_whole_answer:
-            raise _EnoughError
-        if self._body is not None:
-            return self._body.room(most_bytes)
-        if not self._own:
-            self._own = bytearray(self._length)
-        return memoryview(self._own)[self.count : self.count + most_bytes]
-
-    def filled(self, count: int) -> None:
-        """See `Sink.filled`."""
-        if self._left_to_skip:
-            self._left_to_skip -= count
-            count = 0
-        self.count += count
-        if self._body is not None:
-            self._body.filled(count)
-
-    def data(self) -> memoryview:
-        """Return all bytes."""
-        return memoryview(self._own) if self._body is None else self._body.take()
-
 
 def is_unpacked(headers: Mapping[str, str]) -> bool:
     """Whether the store has unpacked the object of an answer on the way. `headers` have lower-case
@@ -210,40 +201,36 @@ def _depends_on_encoding(headers: Mapping[str, str]) -> bool:
     return varies or "content-encoding" in headers
 
 
-def head(reader: BucketReader, key: str, exchange: Exchange | None = None) -> ObjectMeta:
+async def head(reader: BucketReader, key: str) -> ObjectMeta:
     """Return the metadata of an object. Raises `OriginError`."""
-    headers = reader.send("HEAD", key, exchange=exchange).headers
+    headers = (await reader.send("HEAD", key)).headers
     size = headers.get("x-goog-stored-content-length") or headers.get("content-length")
-    return meta_from(headers, size or _size_from_part(reader, key, exchange))
+    return meta_from(headers, size or await _size_from_part(reader, key))
 
 
-def _size_from_part(reader: BucketReader, key: str, exchange: Exchange | None) -> str:
+async def _size_from_part(reader: BucketReader, key: str) -> str:
     """Return the size of an object as the answer to a GET of its first byte tells it: some gateways
     send no Content-Length."""
     sink = _Nowhere()
     try:
-        reader.send("GET", key, headers={"range": "bytes=0-0"}, sink=sink, exchange=exchange)
+        await reader.send("GET", key, headers={"range": "bytes=0-0"}, sink=sink)
     except ObjectChangedError:  # 416: it has no first byte
         return "0"
     return sink.size
 
 
 class _Nowhere:
-    """Takes no body; see `exchange.Sink`."""
+    """Takes no body; see `wire.Sink`."""
 
+    room = Room(0)
+    expected = None
+    follow = None
     size = ""
 
-    def begin(self, status: int, headers: Mapping[str, str]) -> bool:
+    def begin(self, status: int, headers: Mapping[str, str]) -> GoOn | None:
         """See `Sink.begin`."""
         self.size = headers.get("content-range", "").rpartition("/")[2]
-        return False
-
-    def room(self, most_bytes: int) -> memoryview | None:
-        """See `Sink.room`."""
         return None
-
-    def filled(self, count: int) -> None:
-        """See `Sink.filled`."""
 
 
 def meta_from(headers: Mapping[str, str], size: str) -> ObjectMeta:

@@ -9,7 +9,7 @@ import trio
 
 from cachefs.errors import AccessDeniedError, BadDataError, OriginError
 from cachefs.origin.base import OriginCounters
-from cachefs.origin.early_call import EarlyCall
+from cachefs.origin.early_call import EarlyTask
 from cachefs.origin.names import TwinMerger, join, resolve_twins
 from cachefs.origin.s3.lister import PageRequest
 from cachefs.origin.s3.listing import (
@@ -88,10 +88,10 @@ class PageSource(Protocol):
         """Return the prefix of all keys below a directory. Raises `NotFoundError` if `path` can't
         be a key."""
 
-    def start_page(self, request: PageRequest) -> EarlyCall[bytes]:
+    def start_page(self, request: PageRequest) -> EarlyTask[bytes]:
         """Send one LIST now."""
 
-    async def fetch_page(self, started: EarlyCall[bytes]) -> bytes:
+    async def fetch_page(self, started: EarlyTask[bytes]) -> bytes:
         """Wait for the answer to a LIST and return it. Raises `OriginError`."""
 
     async def no_such_dir(self, path: str) -> OriginError:
@@ -135,7 +135,7 @@ class PagedListing:
             is_wide = origin.shapes.note_listed(path)
             self._step = _Step.LIST_SIBLINGS if is_wide else _Step.LIST_TREE
         self._next = PageRequest("")
-        self._started: EarlyCall[bytes] | None = None
+        self._started: EarlyTask[bytes] | None = None
         self._merger = TwinMerger()
         self._keys = 0
         self._empty_pages = 0

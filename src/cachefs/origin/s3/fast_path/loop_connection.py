@@ -14,9 +14,8 @@ from cachefs.origin.s3.fast_path import small_reader
 from cachefs.origin.s3.fast_path.small_reader import Connection, SmallReader
 from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.fast_path.wire import ChunkedBody, UnusualError
+from cachefs.origin.s3.loop_credentials import LoopCredentials
 
-_CREDENTIAL_THREADS = 4
-"""The most threads that wait for credentials. A program that gives them may hang."""
 _PIECE_BYTES = 256 << 10
 _IDLE = 64
 _RECORD_BYTES = 16 << 10
@@ -107,17 +106,12 @@ class LoopClient(SmallReader[LoopConnection]):
         tls: TlsConnector | None,
     ) -> None:
         super().__init__(target, provider, options, tls)
-        self._credential_threads = trio.CapacityLimiter(_CREDENTIAL_THREADS)
+        self._credentials = LoopCredentials(provider)
         self._piece = memoryview(bytearray(_PIECE_BYTES))
 
     async def _current_credentials(self) -> ReadOnlyCredentials | None:
         """Return the present credentials. Raises `OriginError`."""
-        found = self._provider.at_hand()
-        if found is not None or self._provider.anonymous:
-            return found
-        return await trio.to_thread.run_sync(
-            self._provider.current, limiter=self._credential_threads, abandon_on_cancel=True
-        )
+        return await self._credentials.current()
 
     def _give_back(self, connection: LoopConnection) -> None:
         now = time.monotonic()

@@ -2,7 +2,6 @@
 empty one has a marker, an empty object whose key ends with the slash."""
 
 from collections.abc import Callable
-from functools import partial
 
 import trio
 
@@ -102,7 +101,7 @@ class Markers:
     async def _keys_below(self, path: str) -> set[str]:
         """Return one or two of the keys and prefixes below a directory, its marker included."""
         request = PageRequest(self._key(path) + "/", "/", max_keys=2)
-        body = await self._sender.in_thread(partial(self._lister.fetch, request))
+        body = await self._lister.fetch(request)
 
         def shown() -> set[str]:
             last_key = parse_page(body, request.prefix).last_key

@@ -259,7 +259,7 @@ class Sender:
             return None
         except AccessDeniedError:
             try:
-                is_there = await self.in_thread(partial(self._lister.has_key, key))
+                is_there = await self._lister.has_key(key)
             except AccessDeniedError:
                 is_there = True
             if is_there:
