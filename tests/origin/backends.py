@@ -160,8 +160,6 @@ class S3(Backend):
 class Oss(S3):
     name = "oss"
     scheme = "oss"
-    reads_many = False
-    """The server is its own proxy here."""
 
 
 class S3fs(S3):
@@ -178,7 +176,6 @@ class Dialled(S3):
         super().__init__(store)
         self.name = f"store-{store.dials.name}"
         self.scheme = store.scheme
-        self.reads_many = store.dials.path_style
         self.impossible = "" if store.dials.backslash else "\\"
         self.checks_absent = store.dials.put_absent == "checks" or store.dials.forbid_overwrite
         self.copies_parts = "UploadPartCopy" not in store.dials.lacks

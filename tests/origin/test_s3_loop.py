@@ -17,7 +17,6 @@ from cachefs.errors import (
 )
 from cachefs.origin.base import Origin
 from cachefs.origin.open_origin import OriginOptions, open_origin
-from cachefs.origin.s3.fast_path import small_reader
 from cachefs.types import ObjectMeta
 from tests.cache.harness import until
 
@@ -144,36 +143,13 @@ async def test_a_connection_that_the_server_closed_meanwhile(
         assert await read(origin) == BODY
         await trio.sleep(0.02)
     assert len(server.requests) == origin.counters.gets == 5
-    assert origin._on_loop.is_usable, "that is no failure"
 
 
-async def test_connections_are_not_kept_for_ever(
-    server: Server, origin: Origin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(small_reader, "REUSED_S", -1.0)
+async def test_a_server_that_closes_each_connection(server: Server, origin: Origin) -> None:
+    server.pieces = [answer(headers="connection: close\r\n")]
     for _ in range(3):
         assert await read(origin) == BODY
     assert server.connections == 3
-    server.pieces = [answer(headers="connection: close\r\n")]
-    assert await read(origin) == BODY
-    assert not origin._on_loop._idle
-
-
-async def test_connections_that_nobody_needs_any_more_are_closed(
-    server: Server, origin: Origin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    all_ask = trio.Event()
-    server.pieces = [all_ask, answer()]
-    async with trio.open_nursery() as nursery:
-        for _ in range(5):
-            nursery.start_soon(read, origin)
-        await until(lambda: len(server.requests) == 5)
-        all_ask.set()
-    assert len(origin._on_loop._idle) == 5
-    monkeypatch.setattr(small_reader, "REUSED_S", 0.01)
-    server.pieces = [0.02, answer()]
-    await read(origin)
-    assert len(origin._on_loop._idle) == 1
 
 
 @pytest.mark.parametrize(
@@ -220,7 +196,7 @@ async def test_a_broken_error_in_chunks_costs_the_connection_only(
             await read(origin)
     server.pieces = [answer()]
     assert await read(origin) == BODY
-    assert server.connections == 5
+    assert server.connections == 4
 
 
 def _wrong_bytes() -> list[Piece]:
@@ -340,16 +316,11 @@ async def test_a_look_up_that_is_unusual_is_asked_by_head(
     assert (meta.size_bytes, data) == (5, None)
 
 
-async def test_after_something_unusual_it_rests(
-    server: Server, origin: Origin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_that_says_nothing(server: Server, origin: Origin) -> None:
     server.pieces = [b"HTTP/1.0 200 OK\r\n\r\n"]
     with pytest.raises(BadDataError, match="neither"):
         await read(origin)
-    assert not origin._on_loop.is_usable
     server.pieces = [answer()]
-    assert await read(origin) == BODY, "in a thread"
-    monkeypatch.setattr(origin._on_loop, "_rests_until", 0.0)
     assert await read(origin) == BODY
 
 
@@ -362,7 +333,6 @@ async def test_who_gives_up_leaves_nothing_behind(server: Server, origin: Origin
     server.pieces = [answer()]
     assert await read(origin) == BODY
     assert server.connections == 2
-    assert origin._on_loop.is_usable
 
 
 def part_of(
@@ -415,12 +385,3 @@ async def test_a_part_of_a_replaced_object_is_refused(server: Server, origin: Or
     with pytest.raises(ObjectChangedError):
         await origin.read("k", META, 7000, 4096)
     assert len([each for each in server.requests if each.startswith(b"GET")]) == 1
-
-
-async def test_larger_reads_use_other_connections(server: Server, origin: Origin) -> None:
-    assert bytes(await origin.read("k", META, 0, len(BODY))) == BODY
-    large = ObjectMeta(1 << 20, 0, E_TAG)
-    with pytest.raises((BadDataError, OriginUnavailableError)):  # this server knows no ranges
-        await origin.read("k", large, 0, 300_000)
-    assert server.connections == 2
-    assert b"range" in server.requests[1].lower()

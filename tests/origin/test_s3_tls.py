@@ -18,10 +18,11 @@ from cachefs.errors import (
     UsageError,
 )
 from cachefs.origin.base import Origin
+from cachefs.origin.http import wire
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience
 from cachefs.origin.resilience.resilient import ResilientOrigin
-from cachefs.origin.s3.fast_path import small_reader, tls
+from cachefs.origin.s3.fast_path import tls
 from cachefs.origin.writable import ABSENT
 from cachefs.types import ObjectMeta
 from tests.servers.certificates import Certificates, make_certificates
@@ -42,7 +43,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    monkeypatch.setattr(small_reader, "REUSED_S", 3600.0)
+    monkeypatch.setattr(wire, "_KEPT_S", 3600)
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +123,6 @@ async def check_all(origin: Origin, bodies: dict[str, bytes]) -> None:
 
 async def test_the_right_ca(origin: Origin, bodies: dict[str, bytes]) -> None:
     await check_all(origin, bodies)
-    assert origin._on_loop.is_usable
-    assert origin._on_loop._idle, "the loop has read"
     assert origin.counters.errors == 0
 
 
@@ -156,7 +155,7 @@ async def test_answers_in_pieces(
 
 
 async def test_connections_are_kept_and_sessions_resumed(
-    origin: Origin, front: TlsFront, bodies: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    origin: Origin, front: TlsFront, bodies: dict[str, bytes]
 ) -> None:
     meta = (await metas_of(origin))["f900"]
 
@@ -166,9 +165,9 @@ async def test_connections_are_kept_and_sessions_resumed(
     before = len(front.resumed)
     for _ in range(5):
         await read()
-    assert len(front.resumed) == before + 1
-    monkeypatch.setattr(small_reader, "REUSED_S", -1.0)
+    assert len(front.resumed) == before
     for _ in range(2):
+        front.hang_up()
         await read()
     assert front.resumed[-2:] == [True, True]
 
@@ -180,7 +179,6 @@ async def test_a_connection_that_the_server_has_closed(
     for _ in range(3):
         assert bytes(await origin.read("f900", meta, 0, 900)) == bodies["f900"]
         front.hang_up()
-    assert origin._on_loop.is_usable
 
 
 async def test_many_readers(origin: Origin, bodies: dict[str, bytes]) -> None:
@@ -317,10 +315,6 @@ async def test_a_handshake_that_hangs() -> None:
         with pytest.raises(OriginUnavailableError, match="does not answer"):
             await hasty.read("f", ObjectMeta(9, 0, '"a"'), 0, 9)
         for origin in (hasty, patient):
-            threads = origin._on_loop._tls._loop_threads
-            while threads.borrowed_tokens:  # abandoned ones, too
-                mute.hang_up()
-                await trio.sleep(0.01)
             await origin.aclose()
 
 

@@ -11,7 +11,7 @@ from cachefs.origin.host_names import HostNames
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.s3.client import ObjectStoreOrigin
 from cachefs.origin.s3.credentials import CredentialProvider, CredentialSource
-from cachefs.origin.s3.fast_path.wire import Wanted
+from cachefs.types import ObjectMeta
 
 _MORE_THAN_TRIO_HAS = 60
 
@@ -36,10 +36,9 @@ def released() -> Iterator[threading.Event]:
 
 
 async def give_up_one_after_the_other(origin: ObjectStoreOrigin) -> None:
-    wanted = Wanted("a", '"e"', 3, None)
     for _ in range(_MORE_THAN_TRIO_HAS):
         with trio.move_on_after(0.01):
-            await origin._on_loop.get(wanted, "a")
+            await origin.read("a", ObjectMeta(3, 0, '"e"'), 0, 3)
 
 
 async def threads_are_free() -> None:
@@ -50,7 +49,7 @@ async def threads_are_free() -> None:
 
 async def test_credentials(released: threading.Event) -> None:
     origin = open_origin("s3://b", OriginOptions("http://127.0.0.1:9", anonymous=True))
-    origin._on_loop._credentials.provider = CredentialProvider(StuckSource(released))
+    origin._reader._credentials.provider = CredentialProvider(StuckSource(released))
     await give_up_one_after_the_other(origin)
     await threads_are_free()
     released.set()

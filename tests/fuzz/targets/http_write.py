@@ -2,21 +2,49 @@
 (origin/s3/writing/loop_exchange.py, origin/s3/fast_path/loop_connection.py)."""
 
 import socket
+from contextlib import suppress
 
 import trio
 
 from cachefs.origin.options import OriginOptions
+from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.exchange import BrokenAnswerError, Request
 from cachefs.origin.s3.fast_path.loop_connection import LoopConnection
+from cachefs.origin.s3.fast_path.wire import UnusualError, read_head
 from cachefs.origin.s3.writing.loop_exchange import LoopExchanges
 from cachefs.origin.writable import BufferContent
-from tests.fuzz.targets.http_loop import GROWING as GROWING_READS
-from tests.fuzz.targets.http_loop import MOST_BYTES, TARGET, _NoCredentials
 
-GROWING = GROWING_READS | {
+TARGET = S3Target("b", "", "http://h", "http://h/b", "us-east-1", False, None)
+
+
+_DRIP_BYTES = 64
+MOST_BYTES = 1 << 16
+"""Of an input."""
+_OK = b"HTTP/1.1 200 OK\r\n"
+_CHUNKED = b"HTTP/1.1 404 Gone\r\ntransfer-encoding: chunked\r\n\r\n"
+GROWING = {
+    "one header": lambda count: _OK + b"a: " + b"x" * count + b"\r\n\r\n",
+    "a head without an end": lambda count: _OK + b"a: " + b"\r\n\r" * (count // 3),
+    "headers": lambda count: _OK + b"a:\r\n" * (count // 4) + b"\r\n",
+    "empty lines": lambda count: b"\r\n" * (count // 2),
+    "white space": lambda count: _OK + b"content-length:" + b" " * count + b"x\r\n\r\n",
+    "chunks": lambda count: _CHUNKED + b"1\r\nx\r\n" * (count // 6),
+    "zeros of a chunk": lambda count: _CHUNKED + b"0" * count,
+    "extensions of a chunk": lambda count: _CHUNKED + b"1;" + b"x" * count + b"\r\nx\r\n0\r\n\r\n",
+    "one chunk": lambda count: _CHUNKED + b"%x\r\n" % count + b"x" * count + b"\r\n0\r\n\r\n",
     "interim heads": lambda count: b"HTTP/1.1 100 C\r\n\r\n" * (count // 18),
+    "one body": lambda count: (
+        b"HTTP/1.1 404 Gone\r\ncontent-length: %d\r\n\r\n" % count + b"x" * count
+    ),
 }
 """Inputs of about so many bytes."""
+
+
+class _NoCredentials:
+    anonymous = True
+
+    def at_hand(self) -> None:
+        """There are none."""
 
 
 class _Exchanges(LoopExchanges):
@@ -58,3 +86,38 @@ async def _ask(data: bytes) -> None:
 
 def fuzz(data: bytes) -> None:
     trio.run(_ask, data)
+
+
+class _Drips(LoopConnection):
+    """Gets `data` in pieces of a few bytes, without a socket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = memoryview(data)
+        self._tls = None
+
+    def receive(self, into: memoryview) -> int:
+        drip, self._left = self._left[:_DRIP_BYTES], self._left[_DRIP_BYTES:]
+        if not drip:
+            raise EOFError
+        into[: len(drip)] = drip
+        return len(drip)
+
+    async def await_bytes(self, count: int) -> None:
+        pass
+
+
+async def _drip(data: bytes) -> None:
+    connection, piece = _Drips(data), memoryview(bytearray(4 * MOST_BYTES))
+    with suppress(EOFError, UnusualError):
+        head, begun = await connection.head(b"", piece)
+        if read_head(head, None).is_chunked:
+            await connection.chunked_body(bytes(begun), piece)
+
+
+def in_drips(data: bytes) -> None:
+    """The answer comes in very small pieces."""
+    trio.run(_drip, data)
+
+
+PARSERS = (fuzz, in_drips)
+"""What is measured with `GROWING`."""

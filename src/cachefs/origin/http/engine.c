@@ -27,7 +27,7 @@ struct worker {
 
     pthread_mutex_t lock;
     struct transfer *commands, **last_command;
-    bool stops;
+    bool stops, sleeps; /* it sleeps: it must be woken for a command */
 };
 
 struct engine {
@@ -86,7 +86,8 @@ struct transfer *engine_collect(struct engine *engine, bool *is_ended) {
 
 static void command(struct transfer *transfer) {
     struct worker *worker = transfer->worker;
-    bool was_empty = worker->commands == NULL;
+    bool wakes = worker->sleeps;
+    worker->sleeps = false;
     if (!transfer->has_command) {
         transfer->has_command = true;
         transfer->next_command = NULL;
@@ -94,7 +95,7 @@ static void command(struct transfer *transfer) {
         worker->last_command = &transfer->next_command;
     }
     pthread_mutex_unlock(&worker->lock);
-    if (was_empty) curl_multi_wakeup(worker->multi);
+    if (wakes) curl_multi_wakeup(worker->multi);
 }
 
 void engine_start(struct engine *engine, struct transfer *transfer) {
@@ -278,6 +279,21 @@ static bool must_stop(struct worker *worker) {
     return stops;
 }
 
+/* Whether there is no command. From then on the next command wakes the thread. */
+static bool falls_asleep(struct worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    bool is_idle = worker->commands == NULL && !worker->stops;
+    worker->sleeps = is_idle;
+    pthread_mutex_unlock(&worker->lock);
+    return is_idle;
+}
+
+static void note_awake(struct worker *worker) {
+    pthread_mutex_lock(&worker->lock);
+    worker->sleeps = false;
+    pthread_mutex_unlock(&worker->lock);
+}
+
 static void *work(void *argument) {
     struct worker *worker = argument;
     uint64_t look_at = 0;
@@ -293,7 +309,9 @@ static void *work(void *argument) {
             look_at = now + LOOK_MS;
         }
         if (worker->ended_count) publish(worker);
-        curl_multi_poll(worker->multi, NULL, 0, worker->running ? LOOK_MS : ASLEEP_MS, NULL);
+        if (falls_asleep(worker))
+            curl_multi_poll(worker->multi, NULL, 0, worker->running ? LOOK_MS : ASLEEP_MS, NULL);
+        note_awake(worker);
     }
     while (worker->running)
         stop(worker, worker->running, END_CANCELLED);

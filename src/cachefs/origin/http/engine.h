@@ -29,7 +29,7 @@ enum {
     MOST_HEAD_BYTES = 64 << 10, /* of one head, and of all trailers */
     MOST_HEAD_LINES = 100,
     MOST_INTERIM_HEADS = 10, /* with a status of 1xx, before the answer */
-    MOST_ERROR_BYTES = 1 << 20,
+    MOST_ERROR_BYTES = 64 << 10, /* of an answer with a status from 300 on; the rest is not read */
     MOST_EXPECTED = 8,
 };
 
@@ -92,7 +92,7 @@ struct transfer {
     uint8_t md5[MD5_BYTES];
     enum end end;
     long detail;
-    long first_byte_us; /* from the start to the first byte of the answer */
+    long first_byte_us; /* from when the connection was there to the first byte of the answer */
     bool was_kept;      /* the connection had served another request before */
     _Atomic size_t filled; /* what the sink has; may be read at any time */
 

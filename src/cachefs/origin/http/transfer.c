@@ -376,13 +376,17 @@ static enum end end_of(struct transfer *transfer, CURLcode code) {
 
 /* Note how the transfer has ended, and what libcurl knows of it. */
 void transfer_conclude(struct transfer *transfer, CURLcode code) {
-    curl_off_t first = 0;
+    curl_off_t first = 0, sent = 0;
     long connects = 0;
     if (!transfer->is_decided) transfer->end = end_of(transfer, code);
     if (transfer->end == END_DONE && !transfer->is_head_complete) transfer->end = END_BROKEN;
+    /* The status of an error says enough, even if its body is broken. */
+    if (transfer->end == END_BROKEN && transfer->is_head_complete && transfer->status >= 300)
+        transfer->end = END_DONE;
     curl_easy_getinfo(transfer->easy, CURLINFO_STARTTRANSFER_TIME_T, &first);
     curl_easy_getinfo(transfer->easy, CURLINFO_NUM_CONNECTS, &connects);
-    transfer->first_byte_us = first;
+    curl_easy_getinfo(transfer->easy, CURLINFO_PRETRANSFER_TIME_T, &sent);
+    transfer->first_byte_us = first > sent ? first - sent : 0;
     transfer->was_kept = transfer->is_sent && connects == 0;
 }
 

@@ -126,7 +126,8 @@ class Sink(Protocol):
 
 
 class Answer(NamedTuple):
-    """The answer to a request. `headers` have lower-case names. `filled_bytes` are in the sink."""
+    """The answer to a request. `headers` have lower-case names; there are none if the answer is as
+    the sink expected it. `filled_bytes` are in the sink."""
 
     status: int
     headers: dict[str, str]
@@ -136,6 +137,7 @@ class Answer(NamedTuple):
     """The body, if there is no sink and the status is 200 or 206, instead of `body`."""
     md5: bytes = b""
     first_byte_s: float = 0.0
+    """From when the connection was there."""
     was_kept: bool = False
     """The request was sent on a connection that had served another one."""
 
@@ -221,7 +223,7 @@ class Wire:
         end, detail, status, head, body, filled, first_us, was_kept, fits = transfer.result()
         if end != End.DONE:
             raise failure(End(end), detail)
-        headers = parsed(head)
+        headers = {} if fits else parsed(head)
         if sink is not None and status in _WITH_OBJECT and not fits and not asked:
             sink.begin(status, headers)  # the body is empty, so the engine has not asked
         md5 = transfer.md5

@@ -27,7 +27,7 @@ from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3 import redirects
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.loop_credentials import LoopCredentials
-from cachefs.origin.s3.signing import NO_BODY, sign
+from cachefs.origin.s3.signing import NO_BODY, sign, signed_headers
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,13 @@ def _request(
     address = urlsplit(place.base_url)
     path = f"{address.path}/{quote(key, safe='/-_.~')}" if key else address.path or "/"
     host = address.netloc
-    if credentials is not None:
+    if credentials is None:
+        pass
+    elif method == "GET" and not query:
+        now_s = time.time()
+        signed = signed_headers(credentials, place.region, host, path, now_s, place.headers)
+        headers = {**wanted.headers, **signed}
+    else:
         headers = sign(
             credentials, place.region, method, host, path, query, headers, NO_BODY, time.time()
         )

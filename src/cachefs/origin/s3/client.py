@@ -32,28 +32,26 @@ from cachefs.origin.s3.bucket_reader import BucketReader
 from cachefs.origin.s3.config import S3Target, check_ca_file, new_session, resolve_target
 from cachefs.origin.s3.credential_files import choose_source
 from cachefs.origin.s3.credentials import BotocoreSource, CredentialProvider
-from cachefs.origin.s3.fast_path import wire as s3_wire
-from cachefs.origin.s3.fast_path.direct_reader import DirectReader
-from cachefs.origin.s3.fast_path.loop_reader import LoopReader
 from cachefs.origin.s3.fast_path.small_reader import address_of
 from cachefs.origin.s3.fast_path.tls import TlsConnector
-from cachefs.origin.s3.fast_path.wire import Wanted
 from cachefs.origin.s3.lister import PageRequest, S3Lister
 from cachefs.origin.s3.listing import next_token, parse_page
 from cachefs.origin.s3.loop_credentials import LoopCredentials
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
-from cachefs.origin.s3.versions import Versions, is_strong, is_version, version_by_time
+from cachefs.origin.s3.versions import Versions, is_version, version_by_time
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.s3.writing.writer import S3Writer
 from cachefs.types import READER_TURN, Buffer, Entry, ObjectMeta, Turn
-from cachefs.workers import Workers
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 _KEY_MAX_BYTES = 1024
+_REST_S = 10.0
+"""After a failed read of many, for so long objects are read one by one."""
+_LITTLE_S = 0.1
 _SMALL_BYTES = 256 << 10
 """Up to this size the request costs more than the bytes. Comparing the bytes with their MD5 takes
 at most 0.5 ms on the loop."""
@@ -87,7 +85,6 @@ class ObjectStoreOrigin(Origin):
         self._provider = provider
         self._options = options
         self._verifies = options.verify_origin == "auto"
-        self._workers: Workers | None = None
         self.shapes = TreeShapes()
         self.learned = Learned()
         self.versions = Versions(target.endpoint, self.learned)
@@ -97,8 +94,8 @@ class ObjectStoreOrigin(Origin):
             tls = TlsConnector(*address_of(target), target.ca_file)
         self._reader = BucketReader(target, LoopCredentials(provider), options)
         self._lister = S3Lister(self._reader)
-        self._direct = DirectReader(target, provider, options, tls)
-        self._on_loop = LoopReader(target, provider, options, tls)
+        self._rests_until = float("-inf")
+        """Until then, loads read one object at a time."""
         self._sender = Sender(target, provider, options, tls, self.counters, self._lister)
         self._writer = S3Writer(
             self._sender, self._lister, self.versions, self.checked_key, self._subject
@@ -150,12 +147,12 @@ class ObjectStoreOrigin(Origin):
     async def stat_and_read(self, path: str) -> tuple[ObjectMeta | None, Buffer | None]:
         """See `Origin.stat_and_read`. Sends one GET of at most `_SMALL_BYTES` instead of a HEAD and
         drops the bytes of larger objects. In all other cases it does what `stat` does."""
-        if not path or not self._on_loop.is_usable:
-            return await self.stat(path), None
+        if not path:
+            return None, None
         key = self.checked_key(path)
         self.counters.gets += 1
         try:
-            found = await self._on_loop.look_up(key, _SMALL_BYTES, self._subject(path))
+            found = await objects.look_up(self._reader, key, _SMALL_BYTES)
         except NotFoundError as error:
             if await self._has_keys(key + "/"):
                 return None, None
@@ -163,17 +160,14 @@ class ObjectStoreOrigin(Origin):
         except OriginError:
             self.counters.errors += 1
             raise
-        meta = None if found is None else s3_wire.described(found.headers)
-        if found is None or meta is None or not meta.size_bytes:
+        self._move()
+        if found is None or not found.meta.size_bytes:
             return await self.stat(path), None
-        data = found.data
-        self.counters.get_bytes += len(data)
-        meta = self.versions.told(meta)
+        self.counters.get_bytes += len(found.data)
+        meta = self.versions.told(found.meta)
         md5 = self._md5_of(meta)
-        is_whole = len(data) == meta.size_bytes
-        if not is_whole or (md5 is not None and not digest.has_md5(data, md5)):
-            return meta, None
-        return meta, memoryview(data)
+        is_whole = len(found.data) == meta.size_bytes
+        return meta, found.data if is_whole and md5 in (None, found.md5) else None
 
     async def _explain_denial(self, path: str, error: AccessDeniedError) -> None:
         """Return if a denied HEAD was for a directory. Raises `NotFoundError` if there is no
@@ -201,8 +195,7 @@ class ObjectStoreOrigin(Origin):
         return Pages(PagedListing(self, path, below).next_page)
 
     async def read(self, path: str, meta: ObjectMeta, offset: int, length: int) -> Buffer:
-        """See `Origin.read`. Costs one GET. At most `_SMALL_BYTES` are read on the loop,
-        more in a worker thread."""
+        """See `Origin.read`. Costs one GET."""
         return await self.read_body(path, meta, offset, length, None)
 
     async def read_body(
@@ -240,11 +233,6 @@ class ObjectStoreOrigin(Origin):
         self, path: str, meta: ObjectMeta, offset: int, length: int, body: Body | None
     ) -> Buffer:
         key = self.checked_key(path)
-        is_small = length <= _SMALL_BYTES
-        if is_small and body is None and self._on_loop.is_usable:
-            small = await self._read_small(path, key, meta, offset, length)
-            if small is not None:
-                return small
         is_whole = (offset, length) == (0, meta.size_bytes)
         md5 = self._md5_of(meta) if is_whole else None
         self.counters.gets += 1
@@ -264,32 +252,6 @@ class ObjectStoreOrigin(Origin):
             await self._explain_mismatch(path, key, md5)
         return got.data
 
-    async def _read_small(
-        self, path: str, key: str, meta: ObjectMeta, offset: int, length: int
-    ) -> memoryview | None:
-        """Return a whole small object or a small part of an object, or None if it can't be read on
-        the loop. Raises `OriginError`."""
-        if not is_strong(meta.version):
-            return None
-        self.counters.gets += 1
-        is_whole = length == meta.size_bytes
-        md5 = self._md5_of(meta) if is_whole else None
-        part = None if is_whole else range(offset, offset + length)
-        wanted = Wanted(key, meta.version, meta.size_bytes, md5, part)
-        try:
-            found = await self._on_loop.get(wanted, self._subject(path))
-        except (NotFoundError, ObjectChangedError):
-            raise
-        except OriginError:
-            self.counters.errors += 1
-            raise
-        if found is None:
-            return None
-        self.counters.get_bytes += len(found.data)
-        if not found.is_as_told and md5 is not None:
-            await self._explain_mismatch(path, key, md5)
-        return found.data
-
     def _md5_of(self, meta: ObjectMeta) -> bytes | None:
         """Return the MD5 to compare a whole object with, or None."""
         return digest.md5_in(meta.version, self._target.bucket) if self._verifies else None
@@ -297,7 +259,7 @@ class ObjectStoreOrigin(Origin):
     @property
     def reads_many(self) -> bool:
         """See `Origin.reads_many`."""
-        return self._direct.is_usable
+        return trio.current_time() >= self._rests_until
 
     async def read_many(
         self,
@@ -307,24 +269,45 @@ class ObjectStoreOrigin(Origin):
         turn: Turn = READER_TURN,
     ) -> list[memoryview | None]:
         """See `Origin.read_many`. Costs one GET per object."""
-        if not all(is_strong(meta.version) for _, meta in wanted):
-            return [None] * len(wanted)
-        items = [
-            Wanted(self.checked_key(path), meta.version, meta.size_bytes, self._md5_of(meta))
-            for path, meta in wanted
-        ]
-        given_up = False
-        try:
-            found, requests, first_s = await self._in_thread(
-                lambda: self._direct.get(items, at_a_time, stopped, lambda: given_up)
-            )
-        finally:
-            given_up = True
-        if first_s is not None:
-            self.quickest_s = min(self.quickest_s or first_s, first_s)
-        self.counters.gets += requests
-        self.counters.get_bytes += sum(len(data) for data in found if data is not None)
+        found: list[memoryview | None] = [None] * len(wanted)
+        left = iter(enumerate(wanted))
+
+        async def read_some(scope: trio.CancelScope) -> None:
+            for number, (path, meta) in left:
+                if stopped() or not self.reads_many:
+                    return
+                try:
+                    found[number] = await self._read_one(path, meta)
+                except OriginError:  # `read` will report the cause
+                    now = trio.current_time()
+                    self._rests_until = now + _REST_S
+                    # The other answers have had enough time already.
+                    scope.deadline = min(scope.deadline, now + _LITTLE_S)
+
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(at_a_time, len(wanted))):
+                    nursery.start_soon(read_some, scope)
+        md5s = [self._md5_of(self.versions.told(meta)) for _, meta in wanted]
+        await trio.to_thread.run_sync(_drop_damaged, found, md5s)
         return found
+
+    async def _read_one(self, path: str, meta: ObjectMeta) -> memoryview | None:
+        """Return the bytes of a whole object, or None if it is absent or is another one now. They
+        are not compared with an MD5. Raises `OriginError`."""
+        meta = self.versions.told(meta)
+        key, length = self.checked_key(path), meta.size_bytes
+        self.counters.gets += 1
+        try:
+            got = await objects.get(self._reader, key, meta, 0, length, None, None)
+        except (NotFoundError, ObjectChangedError, BadDataError):
+            return None
+        self._move()
+        if got.data is None or got.version != meta.version:
+            return None
+        self.quickest_s = min(self.quickest_s or got.first_byte_s, got.first_byte_s)
+        self.counters.get_bytes += len(got.data)
+        return got.data
 
     async def _explain_mismatch(self, path: str, key: str, md5: bytes) -> None:
         """Raise `BadDataError` unless a HEAD shows that the ETag is no MD5. In that case stop all
@@ -344,11 +327,7 @@ class ObjectStoreOrigin(Origin):
     async def aclose(self) -> None:
         """Close all connections."""
         self._reader.close()
-        self._direct.close()
-        self._on_loop.close()
         self._writer.close()
-        if self._workers is not None:
-            self._workers.stop()
         await trio.lowlevel.checkpoint()
 
     def _subject(self, path: str) -> str:
@@ -372,17 +351,6 @@ class ObjectStoreOrigin(Origin):
         self.counters.heads += 1
         return self.versions.told(await self._counted(objects.head(self._reader, key)))
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        """Run a blocking call in a worker thread. Raises `OriginError`."""
-
-        def work() -> T:
-            self._provider.current()  # renews the credentials, or fails with a clear error
-            return call()
-
-        if self._workers is None:
-            self._workers = Workers(self._options.max_threads, "origin")
-        return await self._counted(self._workers.run_abandonable(work))
-
     async def _counted(self, call: Awaitable[T]) -> T:
         """Return the result of `call`. Count its error, unless the store has just answered that the
         object is absent or has changed."""
@@ -405,13 +373,8 @@ class ObjectStoreOrigin(Origin):
         tls = None
         if target.base_url.startswith("https://"):
             tls = TlsConnector(*address_of(target), target.ca_file)
-        old = self._direct, self._on_loop
         self._target = self._reader.target = target
-        self._direct = DirectReader(target, self._provider, self._options, tls)
-        self._on_loop = LoopReader(target, self._provider, self._options, tls)
         self._sender.move_to(target, tls)
-        for reader in old:
-            reader.close()
 
     async def _has_keys(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`. Costs one LIST of one key, and more only if the
@@ -455,3 +418,17 @@ class ObjectStoreOrigin(Origin):
         except AccessDeniedError:
             return NotFoundError(f"{self._subject(path)} does not exist: no listing shows it")
         return NotADirError(f"{self._subject(path)} is an object, not a directory")
+
+
+def _drop_damaged(found: list[memoryview | None], md5s: list[bytes | None]) -> None:
+    """Replace objects by None that don't have the MD5 that is wanted. Many are hashed together,
+    which the engine can't do while it receives them."""
+    comparable = {
+        number: data
+        for number, (data, md5) in enumerate(zip(found, md5s, strict=True))
+        if data is not None and md5 is not None
+    }
+    digests = digest.md5_of_each(list(comparable.values()))
+    for number, md5 in zip(comparable, digests, strict=True):
+        if md5 != md5s[number]:
+            found[number] = None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import trio
 
-from cachefs.errors import BadDataError, ObjectChangedError, OriginError
+from cachefs.errors import BadDataError, CredentialsError, ObjectChangedError, OriginError
 from cachefs.foreign_numbers import whole_number
 from cachefs.log import warn_once
 from cachefs.origin.body import Body
@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 _MOST_WITHOUT_RANGES_BYTES = 64 << 20
 """The largest object that is read in parts from a server that ignores Range: each part costs all
 bytes before it."""
+_PLAIN_STATUSES = (400, 404, 405, 410, 429, 451)
+"""With those from 500 on, the results of a look-up: no such object, a refusal, or a server problem.
+Rights and conditions are left out."""
 _MOST_HASHED_BYTES = 1 << 20
 """The engine computes the MD5 of so many bytes at most. With more, its thread would do nothing else
 for several milliseconds."""
@@ -37,12 +40,14 @@ for several milliseconds."""
 
 class Got(NamedTuple):
     """The result of a GET. `data` is None if the answer has the wrong version or length.
-    `size_bytes` is the length that arrived or was announced."""
+    `size_bytes` is the length that arrived or was announced. `first_byte_s` is how long the first
+    byte took after the request was sent."""
 
     version: str
     size_bytes: int
     data: memoryview | None = None
     is_as_told: bool = True
+    first_byte_s: float = 0.0
 
 
 async def get(
@@ -73,13 +78,12 @@ async def get(
     count = answer.filled_bytes
     if not sink.is_wanted or count != length:
         return Got(sink.version, count if sink.is_wanted else sink.told_bytes)
-    data = memoryview(sink.room)
-    if md5 is None:
-        return Got(sink.version, length, data)
+    data, is_as_told = memoryview(sink.room), True
     if is_hashed:
-        return Got(sink.version, length, data, answer.md5 == md5)
-    is_as_told = await trio.to_thread.run_sync(digest.has_md5, data, md5)
-    return Got(sink.version, length, data, is_as_told)
+        is_as_told = answer.md5 == md5
+    elif md5 is not None:
+        is_as_told = await trio.to_thread.run_sync(digest.has_md5, data, md5)
+    return Got(sink.version, length, data, is_as_told, answer.first_byte_s)
 
 
 async def _receive(
@@ -199,6 +203,56 @@ def _depends_on_encoding(headers: Mapping[str, str]) -> bool:
     """Whether an answer says that another Accept-Encoding would change it."""
     varies = "accept-encoding" in headers.get("vary", "").lower()
     return varies or "content-encoding" in headers
+
+
+class LookedUp(NamedTuple):
+    """The present version of an object, its first bytes, and the MD5 of these."""
+
+    meta: ObjectMeta
+    data: memoryview
+    md5: bytes
+
+
+async def look_up(reader: BucketReader, key: str, most_bytes: int) -> LookedUp | None:
+    """Return the present version of an object with its first `most_bytes`, or None if the caller
+    must send a HEAD to know more: some answers do not say all of this, a server may ignore Range,
+    and HEAD may be allowed where GET is not, as for archived objects. Raises `OriginError`."""
+    headers = {"range": f"bytes=0-{most_bytes - 1}"}
+    if reader.accepts_gzip:
+        headers["accept-encoding"] = "gzip"
+    try:
+        answer, error = await reader.ask(reader.get_wanted(key, headers, most_bytes))
+    except BadDataError:  # it has more bytes
+        return None
+    if error is not None:
+        status = answer.status
+        if isinstance(error, CredentialsError) or status in _PLAIN_STATUSES or status >= 500:
+            raise error
+        return None
+    if answer.room is None or is_unpacked(answer.headers):
+        return None
+    data = memoryview(answer.room)
+    meta = _described(answer.status, answer.headers, len(data))
+    return None if meta is None else LookedUp(meta, data, answer.md5)
+
+
+def _described(status: int, headers: Mapping[str, str], length: int) -> ObjectMeta | None:
+    """Return the metadata of an object whose first `length` bytes an answer has. None if it does
+    not tell its size, time and version: a part would be taken for the whole."""
+    size, part = headers.get("content-length", ""), headers.get("content-range")
+    if status == 206:
+        told, _, size = (part or "").rpartition("/")
+        if told != f"bytes 0-{length - 1}":
+            return None
+    elif part is not None:
+        return None
+    size_bytes = whole_number(size)
+    e_tag, mtime_ns = headers.get("etag"), mtime_ns_in(headers.get("last-modified", ""))
+    if size_bytes is None or not length <= size_bytes <= MOST_BYTES:
+        return None
+    if not e_tag or mtime_ns is None or (status == 200 and size_bytes != length):
+        return None
+    return ObjectMeta(size_bytes, mtime_ns, version_of(e_tag, mtime_ns, size_bytes))
 
 
 async def head(reader: BucketReader, key: str) -> ObjectMeta:

@@ -1,1 +1,1 @@
-"""Reads small objects with few system calls: over its own HTTP/1.1 connections, plain or TLS."""
+"""Sends small requests with few system calls: over its own HTTP/1.1 connections, plain or TLS."""

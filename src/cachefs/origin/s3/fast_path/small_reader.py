@@ -1,8 +1,4 @@
-"""What `LoopReader` and `DirectReader` share: idle connections, and a rest after a failure.
-
-Both handle only the usual case and have no proxies. `ObjectStoreOrigin.read` reads everything else
-through `BucketReader`, and reports the cause of a failure.
-"""
+"""Idle connections, for clients that handle only the usual case and have no proxies."""
 
 import socket
 import time
