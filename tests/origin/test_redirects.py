@@ -84,13 +84,13 @@ async def test_writes_are_not_redirected(server: ToldS3, elsewhere: ToldS3, orig
     assert not elsewhere.asked
 
 
-@NOT_FOLLOWED
 async def test_loads_do_not_follow_either(
     server: ToldS3, elsewhere: ToldS3, origin: Origin
 ) -> None:
     location = {"Location": f"{elsewhere.endpoint}/b/f"}
     server.answer = lambda asked: Answer(status=302, headers=location)
     assert await origin.read_many([("f", SMALL)], 1, lambda: False) == [None]
+    assert origin.reads_many
     assert not elsewhere.asked
 
 

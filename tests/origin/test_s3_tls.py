@@ -22,7 +22,7 @@ from cachefs.origin.http import wire
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience
 from cachefs.origin.resilience.resilient import ResilientOrigin
-from cachefs.origin.s3.fast_path import tls
+from cachefs.origin.s3 import tls
 from cachefs.origin.writable import ABSENT
 from cachefs.types import ObjectMeta
 from tests.servers.certificates import Certificates, make_certificates

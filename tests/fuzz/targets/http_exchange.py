@@ -11,11 +11,28 @@ from cachefs.origin.s3.exchange import (
     head_of,
 )
 from cachefs.origin.writable import BufferContent
-from tests.fuzz.targets.http_write import GROWING as GROWING_WRITES
-from tests.fuzz.targets.http_write import MOST_BYTES
 
+MOST_BYTES = 1 << 16
+"""Of an input."""
+_OK = b"HTTP/1.1 200 OK\r\n"
+_CHUNKED = b"HTTP/1.1 404 Gone\r\ntransfer-encoding: chunked\r\n\r\n"
+_GROWING = {
+    "one header": lambda count: _OK + b"a: " + b"x" * count + b"\r\n\r\n",
+    "a head without an end": lambda count: _OK + b"a: " + b"\r\n\r" * (count // 3),
+    "headers": lambda count: _OK + b"a:\r\n" * (count // 4) + b"\r\n",
+    "empty lines": lambda count: b"\r\n" * (count // 2),
+    "white space": lambda count: _OK + b"content-length:" + b" " * count + b"x\r\n\r\n",
+    "chunks": lambda count: _CHUNKED + b"1\r\nx\r\n" * (count // 6),
+    "zeros of a chunk": lambda count: _CHUNKED + b"0" * count,
+    "extensions of a chunk": lambda count: _CHUNKED + b"1;" + b"x" * count + b"\r\nx\r\n0\r\n\r\n",
+    "one chunk": lambda count: _CHUNKED + b"%x\r\n" % count + b"x" * count + b"\r\n0\r\n\r\n",
+    "interim heads": lambda count: b"HTTP/1.1 100 C\r\n\r\n" * (count // 18),
+    "one body": lambda count: (
+        b"HTTP/1.1 404 Gone\r\ncontent-length: %d\r\n\r\n" % count + b"x" * count
+    ),
+}
 _TRAILERS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
-GROWING = GROWING_WRITES | {"trailers": lambda count: _TRAILERS + b"a\r\n" * (count // 3)}
+GROWING = _GROWING | {"trailers": lambda count: _TRAILERS + b"a\r\n" * (count // 3)}
 """Inputs of about so many bytes."""
 _WAIT_S = 60.0
 

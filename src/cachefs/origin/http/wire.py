@@ -8,7 +8,7 @@ import enum
 import math
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -160,15 +160,30 @@ class Wire:
         wants_room: bool = False,
     ) -> Answer:
         """Send a request and return its answer, whatever its status. With `wants_room`, the body of
-        an object is not copied: see `Answer.room`. If the caller is cancelled,
-        the connection is closed; with a body, before this function returns, so that no byte of an
-        older write is sent after a newer one. Raises `OSError`, `BrokenAnswerError`, `ValueError`
+        an object is not copied: see `Answer.room`. If the caller is cancelled, the connection is
+        closed; that of a write before this function returns, so that no byte of an older write is
+        sent after a newer one. Raises `OSError`, `BrokenAnswerError`, `ValueError`
         for what can't be sent, and any exception of `sink`."""
         transfer = self._start(request, sink, wants_md5)
         try:
-            return await self._answer(transfer, sink, request.body is not None, wants_room)
+            is_write = request.method not in ("GET", "HEAD")
+            return await self._answer(transfer, sink, is_write, wants_room)
         finally:
             self._followed.pop(transfer, None)
+
+    async def send_many(
+        self,
+        requests: Iterator[tuple[int, Request, Sink]],
+        at_a_time: int,
+        on_ended: Callable[[int, Transfer], None],
+    ) -> None:
+        """Send `requests`, each with a number, at most `at_a_time` at a time, and call `on_ended`
+        with the number of each that has ended. Only expected answers are received. The next request
+        is taken from `requests` when another one has ended, so that no task must run for it."""
+        batch = _Batch(lambda request, sink: self._start(request, sink, False), requests, on_ended)
+        for _ in range(at_a_time):
+            batch.start_next()
+        await batch.wait()
 
     def _start(self, request: Request, sink: Sink | None, wants_md5: bool) -> Transfer:
         if self._closed:
@@ -270,13 +285,76 @@ def wake(collected: list[Transfer]) -> None:
     """Let the tasks go on that wait for these transfers."""
     for transfer in collected:
         waiter, transfer.waiter = transfer.waiter, None
-        if isinstance(waiter, _Cancelled):
+        if isinstance(waiter, _Batch):
+            waiter.take(transfer)
+        elif isinstance(waiter, _Cancelled):
             if transfer.is_ended:
                 trio.lowlevel.reschedule(waiter.task, outcome.capture(waiter.raise_cancel))
             else:
                 transfer.waiter = waiter
         elif waiter is not None:
             trio.lowlevel.reschedule(waiter)
+
+
+class _Batch:
+    """Many requests of one task."""
+
+    def __init__(
+        self,
+        start: Callable[[Request, Sink], Transfer],
+        requests: Iterator[tuple[int, Request, Sink]],
+        on_ended: Callable[[int, Transfer], None],
+    ) -> None:
+        self._start = start
+        self._requests = requests
+        self._on_ended = on_ended
+        self._running: dict[Transfer, int] = {}
+        self._task: trio.lowlevel.Task | None = None
+        self._failure: Exception | None = None
+
+    def start_next(self) -> None:
+        """Send the next request, if there is one."""
+        try:
+            for number, request, sink in self._requests:
+                transfer = self._start(request, sink)
+                transfer.waiter = self
+                self._running[transfer] = number
+                return
+        except Exception as error:  # `wait` raises it
+            self._failure = error
+            self._requests = iter(())
+
+    def take(self, transfer: Transfer) -> None:
+        """Take a transfer that has ended, or cancel one that is held."""
+        if not transfer.is_ended:
+            transfer.waiter = self
+            transfer.cancel()
+            return
+        self._on_ended(self._running.pop(transfer), transfer)
+        self.start_next()
+        if not self._running and self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+
+    async def wait(self) -> None:
+        """Wait for all requests. If the caller is cancelled, they are, too. Raises what a request
+        that could not be started has raised."""
+        if self._running:
+            await self._end()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _end(self) -> None:
+        self._task = trio.lowlevel.current_task()
+
+        def abort(_: RaiseCancelT) -> Abort:
+            self._task = None
+            for transfer in self._running:
+                transfer.waiter = None
+                transfer.cancel()
+            return Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
 
 
 class _Cancelled(NamedTuple):

@@ -4,7 +4,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -12,6 +12,7 @@ from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.errors import BadDataError, OriginError
 from cachefs.log import warn_once
+from cachefs.origin.http._engine import Transfer
 from cachefs.origin.http.wire import (
     Answer,
     Bounds,
@@ -53,10 +54,10 @@ class Wanted(NamedTuple):
 
 
 class BucketReader:
-    """Sends GETs and HEADs to one bucket. Only the loop may use it. It owns the connections."""
+    """Sends GETs and HEADs to one bucket. Only the loop may use it."""
 
     def __init__(
-        self, target: S3Target, credentials: LoopCredentials, options: OriginOptions
+        self, target: S3Target, wire: Wire, credentials: LoopCredentials, options: OriginOptions
     ) -> None:
         self.target = target
         self.moved: S3Target | None = None
@@ -67,8 +68,8 @@ class BucketReader:
         self._bounds = Bounds(
             options.connect_timeout_s, options.idle_timeout_s, options.total_timeout_s
         )
-        self._wire = Wire(_threads())
-        self._routes = {target.base_url: _route(target)}
+        self._wire = wire
+        self._routes = {target.base_url: route_to(target)}
 
     async def send(
         self,
@@ -117,10 +118,37 @@ class BucketReader:
             self.target, subject, *told, is_signed, of_listing=not wanted.key
         )
 
+    async def get_many(
+        self,
+        wanted: Iterator[tuple[int, Wanted]],
+        at_a_time: int,
+        on_ended: Callable[[int, Transfer], None],
+    ) -> None:
+        """Send GETs that have a sink: see `Wire.send_many`. Follows no redirects, and looks for no
+        new credentials. Raises `OriginError`."""
+        credentials = await self._credentials.current()
+        place, route = self.target, self._route(self.target)
+
+        def signed() -> Iterator[tuple[int, Request, Sink]]:
+            for number, each in wanted:
+                assert each.sink is not None
+                yield number, _request(place, route, credentials, each), each.sink
+
+        try:
+            await self._wire.send_many(signed(), at_a_time, on_ended)
+        except OriginError:
+            raise
+        except Exception as error:  # its text is not shown: it may quote headers
+            raise s3_errors.from_connection(place, place.url, error) from None
+
     def get_wanted(self, key: str, headers: Mapping[str, str], most_bytes: int) -> Wanted:
         """Return a GET of at most `most_bytes`, with their MD5 and without a copy."""
         bounds = self._bounds._replace(most_bytes=most_bytes)
         return Wanted("GET", key, "", headers, bounds, None, True, True)
+
+    def get_into(self, key: str, headers: Mapping[str, str], sink: Sink) -> Wanted:
+        """Return a GET for `get_many`."""
+        return Wanted("GET", key, "", headers, self._bounds, sink)
 
     async def _follow(
         self, wanted: Wanted, subject: str, credentials: ReadOnlyCredentials | None
@@ -171,20 +199,16 @@ class BucketReader:
         if found is None:
             if len(self._routes) >= _MOST_PLACES:
                 raise OriginError(f"{place.endpoint} redirects requests to too many hosts")
-            found = self._routes[place.base_url] = _route(place)
+            found = self._routes[place.base_url] = route_to(place)
         return found
 
-    def close(self) -> None:
-        """Cancel all requests, and close the connections."""
-        self._wire.close()
 
-
-def _threads() -> int:
+def threads() -> int:
     """Return how many threads send requests. One moves 1 GB/s and sends 8,000 requests a second."""
     return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // 2))
 
 
-def _route(place: S3Target) -> Route:
+def route_to(place: S3Target) -> Route:
     """Return how the host of `place` is reached. Without a CA file, the CAs are those that OpenSSL
     knows, or its variables name (SSL_CERT_FILE, SSL_CERT_DIR)."""
     proxy = proxy_for(place.base_url)

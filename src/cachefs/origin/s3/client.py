@@ -24,22 +24,22 @@ from cachefs.errors import (
 from cachefs.origin.base import Learned, Origin, OriginCounters
 from cachefs.origin.body import Body
 from cachefs.origin.early_call import EarlyTask
+from cachefs.origin.http.wire import Wire
 from cachefs.origin.names import Pages, is_key_name
 from cachefs.origin.options import CHECK_DEADLINE_S, LISTING_PATIENCE_S, OriginOptions
 from cachefs.origin.s3 import digest, objects
 from cachefs.origin.s3 import errors as s3_errors
-from cachefs.origin.s3.bucket_reader import BucketReader
+from cachefs.origin.s3.bucket_reader import BucketReader, threads
 from cachefs.origin.s3.config import S3Target, check_ca_file, new_session, resolve_target
 from cachefs.origin.s3.credential_files import choose_source
 from cachefs.origin.s3.credentials import BotocoreSource, CredentialProvider
-from cachefs.origin.s3.fast_path.small_reader import address_of
-from cachefs.origin.s3.fast_path.tls import TlsConnector
 from cachefs.origin.s3.lister import PageRequest, S3Lister
 from cachefs.origin.s3.listing import next_token, parse_page
 from cachefs.origin.s3.loop_credentials import LoopCredentials
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
-from cachefs.origin.s3.versions import Versions, is_version, version_by_time
+from cachefs.origin.s3.tls import TlsConnector, address_of
+from cachefs.origin.s3.versions import Versions, is_strong, is_version, version_by_time
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.s3.writing.writer import S3Writer
 from cachefs.types import READER_TURN, Buffer, Entry, ObjectMeta, Turn
@@ -92,11 +92,15 @@ class ObjectStoreOrigin(Origin):
         tls = None
         if target.base_url.startswith("https://"):
             tls = TlsConnector(*address_of(target), target.ca_file)
-        self._reader = BucketReader(target, LoopCredentials(provider), options)
+        self._wire = Wire(threads())
+        credentials = LoopCredentials(provider)
+        self._reader = BucketReader(target, self._wire, credentials, options)
         self._lister = S3Lister(self._reader)
         self._rests_until = float("-inf")
         """Until then, loads read one object at a time."""
-        self._sender = Sender(target, provider, options, tls, self.counters, self._lister)
+        self._sender = Sender(
+            target, self._wire, credentials, options, tls, self.counters, self._lister
+        )
         self._writer = S3Writer(
             self._sender, self._lister, self.versions, self.checked_key, self._subject
         )
@@ -269,45 +273,38 @@ class ObjectStoreOrigin(Origin):
         turn: Turn = READER_TURN,
     ) -> list[memoryview | None]:
         """See `Origin.read_many`. Costs one GET per object."""
-        found: list[memoryview | None] = [None] * len(wanted)
-        left = iter(enumerate(wanted))
+        if not all(is_strong(meta.version) for _, meta in wanted):
+            return [None] * len(wanted)
+        asked = 0
 
-        async def read_some(scope: trio.CancelScope) -> None:
-            for number, (path, meta) in left:
-                if stopped() or not self.reads_many:
-                    return
-                try:
-                    found[number] = await self._read_one(path, meta)
-                except OriginError:  # `read` will report the cause
-                    now = trio.current_time()
-                    self._rests_until = now + _REST_S
-                    # The other answers have had enough time already.
-                    scope.deadline = min(scope.deadline, now + _LITTLE_S)
+        def ends() -> bool:
+            nonlocal asked
+            if stopped() or not self.reads_many:
+                return True
+            asked += 1
+            return False
 
+        def fail() -> None:
+            self._rests_until = trio.current_time() + _REST_S
+            # The other answers have had enough time already.
+            scope.deadline = min(scope.deadline, trio.current_time() + _LITTLE_S)
+
+        items = [(self.checked_key(path), meta) for path, meta in wanted]
+        found: list[tuple[memoryview, float] | None] = [None] * len(wanted)
         with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(at_a_time, len(wanted))):
-                    nursery.start_soon(read_some, scope)
-        md5s = [self._md5_of(self.versions.told(meta)) for _, meta in wanted]
-        await trio.to_thread.run_sync(_drop_damaged, found, md5s)
-        return found
-
-    async def _read_one(self, path: str, meta: ObjectMeta) -> memoryview | None:
-        """Return the bytes of a whole object, or None if it is absent or is another one now. They
-        are not compared with an MD5. Raises `OriginError`."""
-        meta = self.versions.told(meta)
-        key, length = self.checked_key(path), meta.size_bytes
-        self.counters.gets += 1
-        try:
-            got = await objects.get(self._reader, key, meta, 0, length, None, None)
-        except (NotFoundError, ObjectChangedError, BadDataError):
-            return None
-        self._move()
-        if got.data is None or got.version != meta.version:
-            return None
-        self.quickest_s = min(self.quickest_s or got.first_byte_s, got.first_byte_s)
-        self.counters.get_bytes += len(got.data)
-        return got.data
+            try:
+                await objects.get_many(self._reader, items, at_a_time, ends, fail, found)
+            except OriginError:  # `read` will report the cause
+                fail()
+        self.counters.gets += asked
+        come = [each for each in found if each is not None]
+        self.counters.get_bytes += sum(len(data) for data, _ in come)
+        for _, first_byte_s in come:
+            self.quickest_s = min(self.quickest_s or first_byte_s, first_byte_s)
+        datas = [None if each is None else each[0] for each in found]
+        md5s = [self._md5_of(meta) for _, meta in wanted]
+        await trio.to_thread.run_sync(_drop_damaged, datas, md5s)
+        return datas
 
     async def _explain_mismatch(self, path: str, key: str, md5: bytes) -> None:
         """Raise `BadDataError` unless a HEAD shows that the ETag is no MD5. In that case stop all
@@ -326,8 +323,8 @@ class ObjectStoreOrigin(Origin):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        self._reader.close()
         self._writer.close()
+        self._wire.close()
         await trio.lowlevel.checkpoint()
 
     def _subject(self, path: str) -> str:

@@ -28,13 +28,13 @@ from cachefs.foreign_numbers import whole_number
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.proxies import proxy_for
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.fast_path.small_reader import REUSED_S, address_of
-from cachefs.origin.s3.fast_path.tls import TlsConnector, connect_tcp
-from cachefs.origin.s3.fast_path.wire import chunk_bytes
+from cachefs.origin.s3.tls import TlsConnector, address_of, connect_tcp
 from cachefs.origin.writable import Content
 
 PIECE_BYTES = 256 << 10
 """A body of at most this size is sent together with its head."""
+REUSED_S = 3.0
+"""A connection that was idle for longer may have been closed by the server."""
 _LINE_BYTES = 16 << 10
 _HEAD_LINES = 100
 """The most lines of a head, and of the trailers behind the chunks of a body."""
@@ -246,7 +246,7 @@ class _Connection:
         raise BrokenAnswerError
 
     def _chunk_bytes(self) -> int:
-        length = chunk_bytes(self._line())
+        length = whole_number(self._line().partition(b";")[0], 16)
         if length is None:
             raise BrokenAnswerError
         return length
@@ -284,7 +284,7 @@ class Exchanges:
         tls: TlsConnector | None,
     ) -> None:
         address = urlsplit(target.base_url)
-        self._base = f"{address.scheme}://{address.netloc}"
+        self.base = f"{address.scheme}://{address.netloc}"
         self.host = address.netloc
         self._host, self._port = address_of(target)
         self._options = options
@@ -361,7 +361,7 @@ class Exchanges:
         if request.content.size_bytes or request.method in ("PUT", "POST"):
             headers["content-length"] = str(request.content.size_bytes)
         body = _Body(request.content, exchange) if request.content.size_bytes else b""
-        url = f"{self._base}{request.target}"
+        url = f"{self.base}{request.target}"
         answer = proxied.send(
             AWSPreparedRequest(request.method, url, headers, body, stream_output=True)
         )

@@ -8,7 +8,7 @@ answer, `get` takes the part that it needs.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import trio
@@ -17,10 +17,10 @@ from cachefs.errors import BadDataError, CredentialsError, ObjectChangedError, O
 from cachefs.foreign_numbers import whole_number
 from cachefs.log import warn_once
 from cachefs.origin.body import Body
-from cachefs.origin.http._engine import Room
-from cachefs.origin.http.wire import Answer, Expected, GoOn
-from cachefs.origin.s3 import digest
-from cachefs.origin.s3.bucket_reader import BucketReader
+from cachefs.origin.http._engine import Room, Transfer
+from cachefs.origin.http.wire import Answer, End, Expected, GoOn
+from cachefs.origin.s3 import digest, redirects
+from cachefs.origin.s3.bucket_reader import BucketReader, Wanted
 from cachefs.origin.s3.listing import MOST_BYTES, mtime_ns_in, version_of
 from cachefs.origin.s3.versions import is_strong, is_version
 from cachefs.types import ObjectMeta
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _MOST_WITHOUT_RANGES_BYTES = 64 << 20
 """The largest object that is read in parts from a server that ignores Range: each part costs all
 bytes before it."""
+_OF_ONE_OBJECT = (200, 206, 404, 412, *redirects.STATUSES)
+"""With another answer than the expected one, these say nothing about other objects."""
 _PLAIN_STATUSES = (400, 404, 405, 410, 429, 451)
 """With those from 500 on, the results of a look-up: no such object, a refusal, or a server problem.
 Rights and conditions are left out."""
@@ -203,6 +205,55 @@ def _depends_on_encoding(headers: Mapping[str, str]) -> bool:
     """Whether an answer says that another Accept-Encoding would change it."""
     varies = "accept-encoding" in headers.get("vary", "").lower()
     return varies or "content-encoding" in headers
+
+
+class _Exactly(NamedTuple):
+    """Takes an expected answer, and no other; see `wire.Sink`."""
+
+    room: Room
+    expected: Expected
+    follow: None = None
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> GoOn | None:
+        """See `Sink.begin`."""
+        return None
+
+
+async def get_many(
+    reader: BucketReader,
+    wanted: Sequence[tuple[str, ObjectMeta]],
+    at_a_time: int,
+    stopped: Callable[[], bool],
+    on_failure: Callable[[], None],
+    found: list[tuple[memoryview, float] | None],
+) -> None:
+    """Put the bytes of whole objects with strong versions into `found`, and how many seconds the
+    first byte of each took, where they come as expected; `wanted` has the keys. Once `stopped()`,
+    send no more requests. `on_failure` is called for answers that say something about the store
+    itself. The bytes are not compared with an MD5."""
+    rooms: dict[int, Room] = {}
+
+    def requests() -> Iterator[tuple[int, Wanted]]:
+        for number, (key, meta) in enumerate(wanted):
+            if stopped():
+                return
+            headers = {"if-match": meta.version}
+            if reader.accepts_gzip:
+                headers["accept-encoding"] = "gzip"
+            told = (("etag", meta.version), ("content-length", str(meta.size_bytes)))
+            room = rooms[number] = Room(meta.size_bytes)
+            yield number, reader.get_into(key, headers, _Exactly(room, (200, told)))
+
+    def take(number: int, transfer: Transfer) -> None:
+        end, _, status, _, _, filled, first_us, _, fits = transfer.result()
+        room = rooms.pop(number)
+        is_whole = fits and filled == wanted[number][1].size_bytes
+        if end == End.DONE and is_whole:
+            found[number] = memoryview(room), first_us / 1e6
+        elif end not in (End.DONE, End.CANCELLED) or status not in _OF_ONE_OBJECT:
+            on_failure()
+
+    await reader.get_many(requests(), at_a_time, take)
 
 
 class LookedUp(NamedTuple):

@@ -4,15 +4,18 @@ A full handshake takes 1.5 ms of CPU, a resumed one .9 ms, and the certificates 
 50 ms to load. So all of this happens in worker threads, also for connections of the loop.
 """
 
-import contextlib
 import socket
 import ssl
 import threading
+from urllib.parse import urlsplit
 
-import trio
+from cachefs.origin.s3.config import S3Target
 
-_LOOP_THREADS = 16
-"""The most handshakes at a time for connections of the loop."""
+
+def address_of(target: S3Target) -> tuple[str, int]:
+    """Return the host and the port of the bucket."""
+    address = urlsplit(target.base_url)
+    return str(address.hostname), address.port or (443 if address.scheme == "https" else 80)
 
 
 class TlsConnector:
@@ -26,7 +29,6 @@ class TlsConnector:
         self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
         self._session: ssl.SSLSession | None = None
-        self._loop_threads = trio.CapacityLimiter(_LOOP_THREADS)
 
     def connect(self, timeout_s: float) -> ssl.SSLSocket:
         """Return a new connection. Blocks. Each step may take `timeout_s`: the connection to each
@@ -47,33 +49,6 @@ class TlsConnector:
             opened.close()
             raise
         return found
-
-    async def connect_in_thread(self, timeout_s: float) -> ssl.SSLSocket:
-        """Do `connect` in a thread. If the caller is cancelled, the thread closes the
-        connection."""
-        opened: list[ssl.SSLSocket] = []
-        given_up = False
-
-        def close() -> None:
-            with contextlib.suppress(IndexError):
-                opened.pop().close()
-
-        def connect() -> None:
-            opened.append(self.connect(timeout_s))
-            if given_up:
-                close()
-
-        # One side adds the connection and then looks at `given_up`, the other sets `given_up` and
-        # then looks for the connection. So at least one of them closes it.
-        try:
-            await trio.to_thread.run_sync(
-                connect, limiter=self._loop_threads, abandon_on_cancel=True
-            )
-        except BaseException:
-            given_up = True
-            close()
-            raise
-        return opened.pop()
 
     def remember(self, connection: socket.socket) -> None:
         """Resume the session of a connection that will be closed in later handshakes. In TLS 1.3
