@@ -73,6 +73,10 @@ static bool has_name(const char *line, size_t count, const char *name, const cha
     return true;
 }
 
+static bool is_word(const char *value, size_t length, const char *word) {
+    return length == strlen(word) && !strncasecmp(value, word, length);
+}
+
 /* Whether the head has each header that is expected, with this value each time. */
 static bool has_expected(const struct transfer *transfer) {
     const char *line = transfer->head.bytes, *end = line + transfer->head.size_bytes;
@@ -120,7 +124,7 @@ static bool check_line(struct transfer *transfer, const char *line, size_t count
     const char *value;
     size_t length;
     if (has_name(line, count, "transfer-encoding:", &value, &length))
-        return length == strlen("chunked") && !strncasecmp(value, "chunked", length);
+        return is_word(value, length, "chunked") || is_word(value, length, "identity");
     if (!has_name(line, count, "content-length:", &value, &length)) return true;
     for (size_t at = 0; at < length; at++)
         if (value[at] < '0' || value[at] > '9') return false;
