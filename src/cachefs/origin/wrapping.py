@@ -34,6 +34,12 @@ class WrappingOrigin(Origin):
         """See `Origin.read`; `inner` does it."""
         return await self._inner.read(path, meta, offset, length)
 
+    def begin_read(
+        self, path: str, meta: ObjectMeta, on_read: Callable[[memoryview | None], None]
+    ) -> bool:
+        """See `Origin.begin_read`; `inner` does it."""
+        return self._inner.begin_read(path, meta, on_read)
+
     @property
     def reads_many(self) -> bool:
         """See `Origin.reads_many`."""

@@ -23,7 +23,7 @@ from cachefs.errors import BadDataError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
 from cachefs.origin.distance import is_far
 from cachefs.shared.tier import SharedTier
-from cachefs.types import READER_TURN, BlockKey, ObjectRef, Priority, Turn
+from cachefs.types import BLOCK_BYTES, READER_TURN, BlockKey, ObjectRef, Priority, Turn
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +157,39 @@ class Fetches:
             assert key not in self.in_flight
             self.in_flight[key] = fetch
             self._history.on_miss(key)
-        nursery.start_soon(self._fetch_alone, fetch)
+        if not self._begin(fetch):
+            nursery.start_soon(self._fetch_alone, fetch)
         return fetch
+
+    def _begin(self, fetch: InFlightFetch) -> bool:
+        """Begin to fetch a small file without a task, if nothing must be waited for."""
+        ref, length = fetch.ref, fetch.length
+        if length != ref.meta.size_bytes or length > BLOCK_BYTES or self._shared.is_on:
+            return False
+        if not self._memory.try_reserve(length, fetch.turn):
+            return False
+        fetch.has_room = True
+        if not self._origin.begin_read(ref.path, ref.meta, partial(self._take, fetch)):
+            fetch.has_room = False
+            self._memory.release(length)
+            return False
+        return True
+
+    def _take(self, fetch: InFlightFetch, data: memoryview | None) -> None:
+        """Take the bytes of a fetch without a task. If there are none, a task fetches them, which
+        repeats and explains."""
+        if data is None and self.nursery is not None:
+            self.nursery.start_soon(self._fetch_alone, fetch)
+            return
+        self._counters.fetches += 1
+        if data is None:
+            self._counters.fetch_errors += 1
+            self._memory.release(fetch.length)
+        else:
+            self._counters.fetched_bytes += fetch.length
+            self._shared.note_origin(trio.current_time() - fetch.began_at, fetch.length)
+            fetch.data = data
+        self._end(fetch)
 
     def start_fragment(
         self, ref: ObjectRef, block_index: int, offset: int, length: int

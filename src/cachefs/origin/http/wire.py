@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import outcome
@@ -171,6 +172,16 @@ class Wire:
         finally:
             self._followed.pop(transfer, None)
 
+    def begin(
+        self, request: Request, sink: Sink, wants_md5: bool, on_ended: Callable[[Transfer], None]
+    ) -> Transfer:
+        """Send a request for which no task waits, and call `on_ended` on the loop when it has
+        ended. Only an expected answer is received. Raises `OSError`, and `ValueError` for what
+        can't be sent."""
+        transfer = self._start(request, sink, wants_md5)
+        transfer.waiter = _Ending(on_ended)
+        return transfer
+
     async def send_many(
         self,
         requests: Iterator[tuple[int, Request, Sink]],
@@ -180,7 +191,7 @@ class Wire:
         """Send `requests`, each with a number, at most `at_a_time` at a time, and call `on_ended`
         with the number of each that has ended. Only expected answers are received. The next request
         is taken from `requests` when another one has ended, so that no task must run for it."""
-        batch = _Batch(lambda request, sink: self._start(request, sink, False), requests, on_ended)
+        batch = _Batch(self, requests, on_ended)
         for _ in range(at_a_time):
             batch.start_next()
         await batch.wait()
@@ -285,7 +296,7 @@ def wake(collected: list[Transfer]) -> None:
     """Let the tasks go on that wait for these transfers."""
     for transfer in collected:
         waiter, transfer.waiter = transfer.waiter, None
-        if isinstance(waiter, _Batch):
+        if isinstance(waiter, _Ending):
             waiter.take(transfer)
         elif isinstance(waiter, _Cancelled):
             if transfer.is_ended:
@@ -296,19 +307,33 @@ def wake(collected: list[Transfer]) -> None:
             trio.lowlevel.reschedule(waiter)
 
 
+class _Ending(NamedTuple):
+    """What is called when a transfer has ended."""
+
+    on_ended: Callable[[Transfer], None]
+
+    def take(self, transfer: Transfer) -> None:
+        """Take a transfer that has ended, or cancel one that is held."""
+        if transfer.is_ended:
+            self.on_ended(transfer)
+        else:
+            transfer.waiter = self
+            transfer.cancel()
+
+
 class _Batch:
     """Many requests of one task."""
 
     def __init__(
         self,
-        start: Callable[[Request, Sink], Transfer],
+        wire: Wire,
         requests: Iterator[tuple[int, Request, Sink]],
         on_ended: Callable[[int, Transfer], None],
     ) -> None:
-        self._start = start
+        self._wire = wire
         self._requests = requests
         self._on_ended = on_ended
-        self._running: dict[Transfer, int] = {}
+        self._running: set[Transfer] = set()
         self._task: trio.lowlevel.Task | None = None
         self._failure: Exception | None = None
 
@@ -316,21 +341,16 @@ class _Batch:
         """Send the next request, if there is one."""
         try:
             for number, request, sink in self._requests:
-                transfer = self._start(request, sink)
-                transfer.waiter = self
-                self._running[transfer] = number
+                take = partial(self._take, number)
+                self._running.add(self._wire.begin(request, sink, False, take))
                 return
         except Exception as error:  # `wait` raises it
             self._failure = error
             self._requests = iter(())
 
-    def take(self, transfer: Transfer) -> None:
-        """Take a transfer that has ended, or cancel one that is held."""
-        if not transfer.is_ended:
-            transfer.waiter = self
-            transfer.cancel()
-            return
-        self._on_ended(self._running.pop(transfer), transfer)
+    def _take(self, number: int, transfer: Transfer) -> None:
+        self._running.remove(transfer)
+        self._on_ended(number, transfer)
         self.start_next()
         if not self._running and self._task is not None:
             task, self._task = self._task, None

@@ -294,6 +294,30 @@ class ResilientOrigin(WrappingOrigin):
         attempt = partial(self._read_once, path, meta, offset, reading)
         return await self._call(path, attempt, self._pace.allowance_s(length), reading=reading)
 
+    def begin_read(
+        self, path: str, meta: ObjectMeta, on_read: Callable[[memoryview | None], None]
+    ) -> bool:
+        """See `Origin.begin_read`. Only where nothing must be waited for: not with a bandwidth
+        limit, an open breaker, or a queue. It neither retries nor records a failure."""
+        size_bytes = meta.size_bytes
+        if self.is_down or self._settings.hedge or self._bandwidth.bytes_per_s:
+            return False
+        if not self._pace.is_quick(size_bytes) or not self._slots.try_take():
+            return False
+        began_at = trio.current_time()
+
+        def take(data: memoryview | None) -> None:
+            self._slots.release()
+            if data is not None:
+                self._note_answer(path)
+                self._note_read(size_bytes, began_at)
+            on_read(data)
+
+        if not self._inner.begin_read(path, meta, take):
+            self._slots.release()
+            return False
+        return True
+
     async def read_many(
         self,
         wanted: Sequence[tuple[str, ObjectMeta]],
@@ -574,13 +598,16 @@ class ResilientOrigin(WrappingOrigin):
             if isinstance(error, trio.Cancelled) and not come:
                 reading.ask_for_less()
             raise
+        self._note_read(length, began_at)
+        return data
+
+    def _note_read(self, length: int, began_at: float) -> None:
         took_s = trio.current_time() - began_at
         self._note_quick(took_s)
         self._pace.note(length, took_s)
         self._note_best_size()
         if self._pace.is_slow(length, took_s):
             self._note_refusal(began_at)
-        return data
 
     def _note_progress(self, reading: Reading) -> None:
         """Record that bytes of a slow body have arrived: this postpones the request's timeout and

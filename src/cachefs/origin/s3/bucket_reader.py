@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _ERROR_BYTES = 1 << 20
 """The longest body of an answer that is neither an object nor a listing."""
+_QUICK_S = 1.0
+"""How long a GET of `begin` may take. Then it is sent again by the usual way."""
 _MOST_THREADS = 4
 _MOST_PLACES = 8
 """The most hosts that are asked. A bucket moves to one other host, if at all."""
@@ -68,6 +70,7 @@ class BucketReader:
         self._bounds = Bounds(
             options.connect_timeout_s, options.idle_timeout_s, options.total_timeout_s
         )
+        self._quick_bounds = self._bounds._replace(total_s=_QUICK_S)
         self._wire = wire
         self._routes = {target.base_url: route_to(target)}
 
@@ -117,6 +120,29 @@ class BucketReader:
         return answer, refused or s3_errors.from_answer(
             self.target, subject, *told, is_signed, of_listing=not wanted.key
         )
+
+    def begin(
+        self,
+        key: str,
+        headers: Mapping[str, str],
+        sink: Sink,
+        wants_md5: bool,
+        on_ended: Callable[[Transfer], None],
+    ) -> bool:
+        """Send a GET that takes little time: see `Wire.begin`. Follows no redirects, and looks for
+        no new credentials. Return False, and send nothing, if it would have to wait or can't be
+        sent."""
+        provider = self._credentials.provider
+        credentials = provider.at_hand()
+        if credentials is None and not provider.anonymous:
+            return False
+        wanted = Wanted("GET", key, "", headers, self._quick_bounds, sink)
+        request = _request(self.target, self._route(self.target), credentials, wanted)
+        try:
+            self._wire.begin(request, sink, wants_md5, on_ended)
+        except (OSError, ValueError):
+            return False
+        return True
 
     async def get_many(
         self,

@@ -260,6 +260,33 @@ class ObjectStoreOrigin(Origin):
         """Return the MD5 to compare a whole object with, or None."""
         return digest.md5_in(meta.version, self._target.bucket) if self._verifies else None
 
+    def begin_read(
+        self, path: str, meta: ObjectMeta, on_read: Callable[[memoryview | None], None]
+    ) -> bool:
+        """See `Origin.begin_read`. Costs one GET."""
+        if not is_strong(meta.version) or self.versions.are_by_time or not self.reads_many:
+            return False
+        asked = self.counters
+
+        def take(data: memoryview | None, first_byte_s: float) -> None:
+            if data is not None:
+                asked.get_bytes += data.nbytes
+                self.quickest_s = min(self.quickest_s or first_byte_s, first_byte_s)
+            on_read(data)
+
+        try:
+            key = self.checked_key(path)
+        except NotFoundError:
+            return False
+        md5 = self._md5_of(meta)
+        if not objects.begin_get(self._reader, key, meta, md5, take, self._rest):
+            return False
+        asked.gets += 1
+        return True
+
+    def _rest(self) -> None:
+        self._rests_until = trio.current_time() + _REST_S
+
     @property
     def reads_many(self) -> bool:
         """See `Origin.reads_many`."""
@@ -285,7 +312,7 @@ class ObjectStoreOrigin(Origin):
             return False
 
         def fail() -> None:
-            self._rests_until = trio.current_time() + _REST_S
+            self._rest()
             # The other answers have had enough time already.
             scope.deadline = min(scope.deadline, trio.current_time() + _LITTLE_S)
 

@@ -219,6 +219,43 @@ class _Exactly(NamedTuple):
         return None
 
 
+def begin_get(
+    reader: BucketReader,
+    key: str,
+    meta: ObjectMeta,
+    md5: bytes | None,
+    on_got: Callable[[memoryview | None, float], None],
+    on_failure: Callable[[], None],
+) -> bool:
+    """Begin to get a whole small object with a strong version, and return whether it has begun.
+    Then `on_got` is called with its bytes, and how many seconds the first of them took; with None
+    if another answer than the expected one came, or other bytes than those of `md5`. `on_failure`
+    is called before for answers that say something about the store itself."""
+    room = Room(meta.size_bytes)
+
+    def take(transfer: Transfer) -> None:
+        end, _, status, _, _, filled, first_us, _, fits = transfer.result()
+        if end == End.DONE and fits and filled == meta.size_bytes:
+            is_right = md5 is None or transfer.md5 == md5
+            on_got(memoryview(room) if is_right else None, first_us / 1e6)
+            return
+        if end not in (End.DONE, End.CANCELLED) or status not in _OF_ONE_OBJECT:
+            on_failure()
+        on_got(None, 0.0)
+
+    headers, expected = _whole(reader, meta)
+    return reader.begin(key, headers, _Exactly(room, expected), md5 is not None, take)
+
+
+def _whole(reader: BucketReader, meta: ObjectMeta) -> tuple[dict[str, str], Expected]:
+    """Return the headers of a GET of a whole object with a strong version, and its answer."""
+    headers = {"if-match": meta.version}
+    if reader.accepts_gzip:
+        headers["accept-encoding"] = "gzip"
+    told = (("etag", meta.version), ("content-length", str(meta.size_bytes)))
+    return headers, (200, told)
+
+
 async def get_many(
     reader: BucketReader,
     wanted: Sequence[tuple[str, ObjectMeta]],
@@ -237,12 +274,9 @@ async def get_many(
         for number, (key, meta) in enumerate(wanted):
             if stopped():
                 return
-            headers = {"if-match": meta.version}
-            if reader.accepts_gzip:
-                headers["accept-encoding"] = "gzip"
-            told = (("etag", meta.version), ("content-length", str(meta.size_bytes)))
+            headers, expected = _whole(reader, meta)
             room = rooms[number] = Room(meta.size_bytes)
-            yield number, reader.get_into(key, headers, _Exactly(room, (200, told)))
+            yield number, reader.get_into(key, headers, _Exactly(room, expected))
 
     def take(number: int, transfer: Transfer) -> None:
         end, _, status, _, _, filled, first_us, _, fits = transfer.result()
