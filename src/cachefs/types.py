@@ -84,6 +84,16 @@ class ObjectMeta:
     posix: Final[Posix] = field(default=NO_POSIX, compare=False)
 
 
+class Reply(NamedTuple):
+    """The answer to a READ of the kernel: `length` bytes at `offset` of a file, for the request
+    `unique` that came through /dev/fuse (`device_fd`)."""
+
+    device_fd: int
+    unique: int
+    offset: int
+    length: int
+
+
 class Directory(NamedTuple):
     """A directory as the origin describes it. `place` says which one it is: if the origin renames
     another directory to its path, that one has another place. It is "" if the origin can't tell."""

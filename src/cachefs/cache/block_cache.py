@@ -9,7 +9,7 @@ block that no tier stores leaves after `FetchedBlocks`.)
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
@@ -39,6 +39,7 @@ from cachefs.types import (
     Buffer,
     ObjectRef,
     Priority,
+    Reply,
     Turn,
 )
 
@@ -172,6 +173,26 @@ class BlockCache:
                 self._count_hit(length)
                 return unstored[offset : offset + length]
         return await self._fetched_bytes(ref, key, offset, length, is_random)
+
+    def reply(self, ref: ObjectRef, reply: Reply, on_replied: Callable[[bool], None]) -> bool:
+        """Begin to fetch a file of one block for a READ: see `Fetches.reply`. Return False, and do
+        nothing, if the caller must use `read_block`: above all if the block is cached."""
+        key = BlockKey(ref.object_id, 0)
+        if self._tiers.are_cold or self.is_cached_or_inflight(key):
+            return False
+        if self._fetches.failed_lately(key) is not None:
+            return False
+
+        def end(is_replied: bool) -> None:
+            self.waiting_readers -= 1
+            self.reader_waited_at = trio.current_time()
+            self.counters.misses += is_replied
+            on_replied(is_replied)
+
+        if not self._fetches.reply(ref, reply, end):
+            return False
+        self.waiting_readers += 1
+        return True
 
     async def _fetched_bytes(
         self, ref: ObjectRef, key: BlockKey, offset: int, length: int, is_random: bool

@@ -12,6 +12,9 @@ succession, the loop polls for the next one for up to `_SPIN_S` before it sleeps
 the loop sleeps at once until requests are quick again. Measured with one reader of cached small
 files, in a virtual machine: 6.3 k files/s without, 12-16 k with it.
 
+Behind the relay, the new `wait_readable` also begins to answer READs of small files that are not
+cached, for which no task is needed (`TakeRead`).
+
 Fairness: after `_TURN_REQUESTS` requests in a row, the loop runs its other tasks.
 """
 
@@ -43,10 +46,16 @@ _poll = ctypes.PyDLL(None).poll
 GIL, waiting threads would make every call cost two thread switches."""
 
 
+TakeRead = Callable[[], bool | None]
+"""Takes the next request if no task is needed for it, and returns True. Returns False if libfuse
+must read it, and None if there is none yet."""
+
+
 class RequestWaiter:
     """Implements `wait_readable` for the one descriptor that pyfuse3 reads requests from."""
 
-    def __init__(self) -> None:
+    def __init__(self, take_read: TakeRead | None = None) -> None:
+        self._take_read = take_read
         self._pollfd = _PollFd(-1, select.POLLIN, 0)
         self._pollfd_p = ctypes.byref(self._pollfd)
         self._left = _TURN_REQUESTS
@@ -66,10 +75,16 @@ class RequestWaiter:
         Raises `trio.ClosedResourceError` like trio's own function.
         """
         self._pollfd.fd = fd
-        if self._left > 0:
-            self._left -= 1
-            if self._is_there() or (self._is_quick and self._comes_soon()):
+        while True:
+            if self._left > 0:
+                self._left -= 1
+                if self._is_there() or (self._is_quick and self._comes_soon()):
+                    return
+            await self._sleep(fd)
+            if self._take_read is None:
                 return
+
+    async def _sleep(self, fd: int) -> None:
         self._left = _TURN_REQUESTS
         began_s = perf_counter()
         if not self._was_woken:
@@ -80,11 +95,18 @@ class RequestWaiter:
         self._is_quick = perf_counter() - began_s < _QUICK_S
 
     def _is_there(self) -> bool:
-        return bool(_poll(self._pollfd_p, 1, 0) == 1)
+        """Whether there is a request for libfuse. Take those for which no task is needed."""
+        if self._take_read is None:
+            return bool(_poll(self._pollfd_p, 1, 0) == 1)
+        while taken := self._take_read():
+            self._left -= 1
+            if self._left <= 0:  # other tasks must run
+                return False
+        return taken is False
 
     def _comes_soon(self) -> bool:
         end_s = perf_counter() + _SPIN_S
-        while perf_counter() < end_s:
+        while self._left > 0 and perf_counter() < end_s:
             if self._is_there():
                 return True
         return False
@@ -123,12 +145,12 @@ class ReadLock:
             trio.lowlevel.reschedule(self._woken)
 
 
-def install() -> Callable[[], None]:
+def install(take_read: TakeRead | None) -> Callable[[], None]:
     """Install the replacements in pyfuse3. Must be called before `pyfuse3.main`.
 
     Returns `RequestWaiter.wake`.
     """
-    waiter = RequestWaiter()
+    waiter = RequestWaiter(take_read)
     lowlevel = SimpleNamespace(
         wait_readable=waiter.wait_readable,
         current_trio_token=trio.lowlevel.current_trio_token,

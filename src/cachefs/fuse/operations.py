@@ -34,9 +34,9 @@ from cachefs.fuse.xattrs import HINT, PREFIX, USER_PREFIX, Xattrs
 from cachefs.metrics import Requests
 from cachefs.namespace.directories.snapshot import DirectorySnapshot
 from cachefs.namespace.namespace import ROOT_INO, Namespace
-from cachefs.namespace.reader import Readers
+from cachefs.namespace.reader import FileReader, Readers
 from cachefs.origin.names import NAME_MAX_BYTES
-from cachefs.types import Buffer
+from cachefs.types import Buffer, Reply
 
 log = logging.getLogger(__name__)
 
@@ -269,6 +269,54 @@ class Operations(pyfuse3.Operations):
         if self._publisher is not None:
             self._publisher.publish(reader.inode.ino, reader.ref, off, size)
         return data
+
+    def reply(
+        self, fh: int, off: int, size: int, device_fd: int, unique: int, end: Callable[[bool], None]
+    ) -> bool:
+        """Begin to answer the READ `unique` without a task, by a thread that writes to `device_fd`.
+        Return whether it has begun; if so, `end` is called later with whether the READ was
+        answered. If not, `read` must handle it."""
+        user = fh >> INO_BITS
+        if self.observers or self._limits.buckets[user] is not None:
+            return False
+        try:
+            reader = self._readers.get(fh & INO_MASK)
+            length = min(size, reader.ref.meta.size_bytes - off)
+            if length <= 0:
+                return False
+            reply = Reply(device_fd, unique, off, length)
+            ended = partial(self._note_replied, reader, reply, user, perf_counter_ns(), end)
+            if not self._readers.reply(reader, reply, ended):
+                return False
+        except Exception as error:
+            if not isinstance(error, CachefsError):
+                _report_bug("reply", error)
+            return False  # `read` meets the error, too, and tells it
+        self.requests.waiting += 1
+        return True
+
+    def _note_replied(
+        self,
+        reader: FileReader,
+        reply: Reply,
+        user: int,
+        began_ns: int,
+        end: Callable[[bool], None],
+        is_replied: bool,
+    ) -> None:
+        self.requests.waiting -= 1
+        if is_replied:
+            lasted_ns = perf_counter_ns() - began_ns
+            self._waits.note(lasted_ns)
+            self._limits.stalled_ns[user] += lasted_ns
+            self._limits.read_bytes[user] += reply.length
+            try:
+                if self._publisher is not None:
+                    ino = reader.inode.ino
+                    self._publisher.publish(ino, reader.ref, reply.offset, reply.length)
+            except Exception as error:
+                _report_bug("reply", error)
+        end(is_replied)
 
     async def flush(self, fh: int) -> None:
         """Fail with ENOSYS. After this answer the kernel sends no more FLUSH on this mount."""

@@ -9,6 +9,7 @@ import termios
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pyfuse3
@@ -33,6 +34,9 @@ _notices_fd: int | None = None
 """The socket of the supervisor that takes notices, if it does. libfuse's session owns it."""
 _device_fd: int | None = None
 """/dev/fuse of a mount made by the supervisor; None otherwise. This module owns and closes it."""
+
+_operations: Operations | None = None
+"""The handlers of a mount that the supervisor has made; None otherwise."""
 
 _own_mount: KernelMount | None = None
 """The mount that this process has made; None otherwise. libfuse's session owns its descriptor."""
@@ -94,7 +98,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
     the session. With `takes_notices`, invalidations of names go through `requests_fd`, and the
     supervisor passes them on to the kernel. Raises `RelayUnusableError` if this libfuse can't.
     """
-    global _device_fd, _notices_fd
+    global _device_fd, _notices_fd, _operations
     if _relay is None:
         raise RelayUnusableError("its compiled part is missing")
     _device_fd = device_fd
@@ -107,6 +111,7 @@ def connect(operations: Operations, requests_fd: int, device_fd: int, takes_noti
     if not _relay.is_connected():
         raise RelayUnusableError("libfuse was loaded in another way than the relay expects")
     _notices_fd = requests_fd if takes_notices else None
+    _operations = operations
     _begin_notices()
 
 
@@ -117,12 +122,35 @@ def _begin_notices() -> None:
 
 async def serve() -> None:
     """Answer requests until the mount ends."""
-    wake = loop.install()
+    take_read = None if _operations is None else partial(_take_read, _operations)
+    wake = loop.install(take_read)
     async with trio.open_nursery() as nursery:
         if _relay is not None:
             nursery.start_soon(_wake_for_deferred, _relay.reads_ready_fd(), wake)
         await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
         nursery.cancel_scope.cancel()
+
+
+def _take_read(operations: Operations) -> bool | None:
+    """Take the next request if it is a READ that needs no task: see `loop.TakeRead`."""
+    found = _relay.next_read()
+    if found is None:
+        return None
+    if isinstance(found, bool):
+        return False
+    unique, handle, offset, size, request = found
+
+    def end(is_answered: bool) -> None:
+        if is_answered:
+            _relay.read_answered(unique)
+        else:
+            _relay.return_read(request)
+
+    assert _device_fd is not None
+    if not operations.reply(handle, offset, size, _device_fd, unique, end):
+        return False
+    _relay.take_read()
+    return True
 
 
 async def _wake_for_deferred(ready_fd: int, wake: Callable[[], None]) -> None:
@@ -177,11 +205,11 @@ def unmount() -> None:
 
     A mount that the supervisor has made stays mounted. Blocks until the last notices are sent.
     """
-    global _device_fd, _notices, _notices_fd, _own_mount
+    global _device_fd, _notices, _notices_fd, _operations, _own_mount
     if _notices is not None:
         _notices.finish()  # they use the session
         _notices = None
-    _notices_fd = None
+    _notices_fd = _operations = None
     if _own_mount is not None:
         try:
             _own_mount.detach()

@@ -193,6 +193,14 @@ class WritingOperations(Operations):
             return await self._read_slowly(fh, off, size, perf_counter_ns())
         return await super().read(fh, off, size)
 
+    def reply(
+        self, fh: int, off: int, size: int, device_fd: int, unique: int, end: Callable[[bool], None]
+    ) -> bool:
+        """See `Operations.reply`; not for a file with unsent changes."""
+        if self._files.has(fh & INO_MASK):
+            return False
+        return super().reply(fh, off, size, device_fd, unique, end)
+
     async def _read(self, fh: int, off: int, size: int) -> Buffer:
         if self._files.has(fh & INO_MASK):
             try:

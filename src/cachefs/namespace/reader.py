@@ -22,7 +22,7 @@ from cachefs.cache.block_cache import BlockCache
 from cachefs.errors import CachefsError, NotFoundError, ObjectChangedError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
-from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef
+from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef, Reply
 
 log = logging.getLogger(__name__)
 
@@ -266,6 +266,26 @@ class Readers:
         if offset == 0:
             self._on_read(reader.inode)
         return data
+
+    def reply(self, reader: FileReader, reply: Reply, on_replied: Callable[[bool], None]) -> bool:
+        """Begin to answer a READ of a small file that is not cached: see `BlockCache.reply`. Return
+        False if the caller must use `read`, also later, if `on_replied` is called with False."""
+        ref, inode = reader.ref, reader.inode
+        if ref.block_count != 1:
+            return False
+
+        def end(is_replied: bool) -> None:
+            on_replied(is_replied)
+            if is_replied and reply.offset == 0:
+                self._on_read(inode)
+
+        if not self._cache.reply(ref, reply, end):
+            return False
+        if reply.offset == 0:
+            if not reader.is_new:
+                self._on_first_read(inode)
+            reader.is_new = False
+        return True
 
     def _tell_stale(self, error: CachefsError) -> None:
         """Log a read that gets ESTALE, at most once a minute. The kernel has the old size already,

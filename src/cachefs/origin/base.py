@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cachefs.origin.body import Body
 from cachefs.origin.names import join
 from cachefs.origin.writable import WritableOrigin, WriteCounters
-from cachefs.types import READER_TURN, Buffer, Entry, Found, ObjectMeta, Turn
+from cachefs.types import READER_TURN, Buffer, Entry, Found, ObjectMeta, Reply, Turn
 
 _MOST_DIRECTORIES = 10_000
 """Limit on the number of directories for which unshown keys are counted."""
@@ -201,12 +201,17 @@ class Origin(ABC):
         return await self.read(path, meta, offset, length)
 
     def begin_read(
-        self, path: str, meta: ObjectMeta, on_read: Callable[[memoryview | None], None]
+        self,
+        path: str,
+        meta: ObjectMeta,
+        on_read: Callable[[memoryview | None], None],
+        reply: Reply | None = None,
     ) -> bool:
         """Begin to read a whole small object, at a lower cost than `read`: no task waits for it.
         Return whether it has begun. If so, `on_read` is called later, on the loop: with the bytes,
         or with None if this method could not read them. In both cases of failure the caller uses
-        `read`, which also reports errors."""
+        `read`, which also reports errors. A `reply` is sent just before `on_read` gets bytes, and
+        not if it gets None."""
         return False
 
     @property

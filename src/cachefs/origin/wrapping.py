@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from cachefs.origin.base import Origin
-from cachefs.types import READER_TURN, Buffer, ObjectMeta, Turn
+from cachefs.types import READER_TURN, Buffer, ObjectMeta, Reply, Turn
 
 
 class WrappingOrigin(Origin):
@@ -35,10 +35,14 @@ class WrappingOrigin(Origin):
         return await self._inner.read(path, meta, offset, length)
 
     def begin_read(
-        self, path: str, meta: ObjectMeta, on_read: Callable[[memoryview | None], None]
+        self,
+        path: str,
+        meta: ObjectMeta,
+        on_read: Callable[[memoryview | None], None],
+        reply: Reply | None = None,
     ) -> bool:
         """See `Origin.begin_read`; `inner` does it."""
-        return self._inner.begin_read(path, meta, on_read)
+        return self._inner.begin_read(path, meta, on_read, reply)
 
     @property
     def reads_many(self) -> bool:

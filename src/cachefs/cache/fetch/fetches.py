@@ -23,7 +23,7 @@ from cachefs.errors import BadDataError, OriginError, OriginUnavailableError
 from cachefs.origin.base import Origin
 from cachefs.origin.distance import is_far
 from cachefs.shared.tier import SharedTier
-from cachefs.types import BLOCK_BYTES, READER_TURN, BlockKey, ObjectRef, Priority, Turn
+from cachefs.types import BLOCK_BYTES, READER_TURN, BlockKey, ObjectRef, Priority, Reply, Turn
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,28 @@ class Fetches:
             nursery.start_soon(self._fetch_alone, fetch)
         return fetch
 
-    def _begin(self, fetch: InFlightFetch) -> bool:
+    def reply(self, ref: ObjectRef, reply: Reply, on_replied: Callable[[bool], None]) -> bool:
+        """Begin to fetch a small file for a READ of the kernel, which is answered before Python
+        knows that the bytes have come. Return whether it has begun; if so, `on_replied` is called
+        later with whether the READ was answered. If it was not, the fetch goes on.
+
+        The block is as for `start`."""
+        self._open_nursery()
+        fetch = InFlightFetch(ref, 0, 1)
+        fetch.is_joined = True
+        if not self._begin(fetch, reply, on_replied):
+            return False
+        (key,) = fetch.keys
+        self.in_flight[key] = fetch
+        self._history.on_miss(key)
+        return True
+
+    def _begin(
+        self,
+        fetch: InFlightFetch,
+        reply: Reply | None = None,
+        on_replied: Callable[[bool], None] | None = None,
+    ) -> bool:
         """Begin to fetch a small file without a task, if nothing must be waited for."""
         ref, length = fetch.ref, fetch.length
         if length != ref.meta.size_bytes or length > BLOCK_BYTES or self._shared.is_on:
@@ -169,27 +190,35 @@ class Fetches:
         if not self._memory.try_reserve(length, fetch.turn):
             return False
         fetch.has_room = True
-        if not self._origin.begin_read(ref.path, ref.meta, partial(self._take, fetch)):
+        take = partial(self._take, fetch, on_replied)
+        if not self._origin.begin_read(ref.path, ref.meta, take, reply):
             fetch.has_room = False
             self._memory.release(length)
             return False
         return True
 
-    def _take(self, fetch: InFlightFetch, data: memoryview | None) -> None:
+    def _take(
+        self,
+        fetch: InFlightFetch,
+        on_replied: Callable[[bool], None] | None,
+        data: memoryview | None,
+    ) -> None:
         """Take the bytes of a fetch without a task. If there are none, a task fetches them, which
         repeats and explains."""
-        if data is None and self.nursery is not None:
-            self.nursery.start_soon(self._fetch_alone, fetch)
-            return
-        self._counters.fetches += 1
-        if data is None:
-            self._counters.fetch_errors += 1
-            self._memory.release(fetch.length)
-        else:
+        if data is not None:
+            self._counters.fetches += 1
             self._counters.fetched_bytes += fetch.length
             self._shared.note_origin(trio.current_time() - fetch.began_at, fetch.length)
             fetch.data = data
-        self._end(fetch)
+            self._end(fetch)
+        elif self.nursery is not None:
+            self.nursery.start_soon(self._fetch_alone, fetch)
+        else:  # at shutdown
+            self._counters.fetch_errors += 1
+            self._memory.release(fetch.length)
+            self._end(fetch)
+        if on_replied is not None:
+            on_replied(data is not None)
 
     def start_fragment(
         self, ref: ObjectRef, block_index: int, offset: int, length: int

@@ -29,6 +29,22 @@ def connect(requests_fd: int, device_fd: int, takes_notices: bool, /) -> None:
     closes `requests_fd`; `device_fd` stays the caller's.
     """
 
+def next_read() -> tuple[int, int, int, int, bytes] | bool | None:
+    """Receive the next request if it is a READ, and return its number (`unique`), handle, offset,
+    size, and bytes. None if there is no request yet; False if libfuse must read the next one.
+
+    libfuse takes the READ, unless `take_read` is called first."""
+
+def take_read() -> None:
+    """Take over what `next_read` has returned: the caller answers it, and then calls
+    `read_answered`, or `return_read`."""
+
+def read_answered(unique: int, /) -> None:
+    """Say that a READ of `take_read` was answered."""
+
+def return_read(request: bytes, /) -> None:
+    """Give a READ of `take_read` to libfuse after all."""
+
 def request_process() -> int:
     """Return the process that sent the request which the session has read last, by the id of its
     first thread. 0 if it is not known: the kernel wrote mapped pages on its own, or the process is

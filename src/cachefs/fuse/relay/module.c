@@ -30,6 +30,46 @@ static PyObject *reads_ready_fd(PyObject *module, PyObject *none) {
     return fd < 0 ? os_error(fd) : PyLong_FromLong(fd);
 }
 
+static PyObject *next_read(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    struct next_read found;
+    switch (session_next_read(&found)) {
+    case NEXT_NONE:
+        Py_RETURN_NONE;
+    case NEXT_FOR_LIBFUSE:
+        Py_RETURN_FALSE;
+    default:
+        return Py_BuildValue("KKKIy#", (unsigned long long)found.unique,
+                             (unsigned long long)found.handle, (unsigned long long)found.offset,
+                             found.size, found.request, (Py_ssize_t)found.request_bytes);
+    }
+}
+
+static PyObject *take_read(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    session_take_read();
+    Py_RETURN_NONE;
+}
+
+static PyObject *read_answered(PyObject *module, PyObject *unique) {
+    (void)module;
+    uint64_t number = PyLong_AsUnsignedLongLong(unique);
+    if (PyErr_Occurred()) return NULL;
+    reads_answered(number);
+    Py_RETURN_NONE;
+}
+
+static PyObject *return_read(PyObject *module, PyObject *request) {
+    (void)module;
+    char *bytes;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(request, &bytes, &length) < 0) return NULL;
+    reads_return(bytes, (size_t)length);
+    Py_RETURN_NONE;
+}
+
 static PyObject *accept_writes(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
@@ -67,6 +107,10 @@ static PyObject *create_table(PyObject *module, PyObject *args) {
 static PyMethodDef functions[] = {
     {"create_table", create_table, METH_VARARGS, NULL},
     {"connect", connect_session, METH_VARARGS, NULL},
+    {"next_read", next_read, METH_NOARGS, NULL},
+    {"take_read", take_read, METH_NOARGS, NULL},
+    {"read_answered", read_answered, METH_O, NULL},
+    {"return_read", return_read, METH_O, NULL},
     {"accept_writes", accept_writes, METH_NOARGS, NULL},
     {"request_process", request_process, METH_NOARGS, NULL},
     {"request_caller", request_caller, METH_NOARGS, NULL},

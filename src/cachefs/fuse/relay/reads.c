@@ -174,13 +174,17 @@ static uint32_t user_with_most_deferred(void) {
     return found;
 }
 
+static void set_due(struct deferred_read *deferred) {
+    uint64_t one = 1;
+    deferred->is_due = true;
+    if (reads.due++ == 0 && write(reads.ready_fd, &one, sizeof one) < 0) { /* readable */ }
+}
+
 /* Makes the oldest deferred READ of this user due. */
 static void make_due(uint32_t user) {
-    uint64_t one = 1;
     FOR_EACH_DEFERRED(deferred) {
         if (deferred->user != user || deferred->is_due) continue;
-        deferred->is_due = true;
-        if (reads.due++ == 0 && write(reads.ready_fd, &one, sizeof one) < 0) { /* readable */ }
+        set_due(deferred);
         return;
     }
 }
@@ -205,6 +209,8 @@ bool reads_admit(const void *request, size_t length) {
         shed(user_with_most_deferred());
     return false;
 }
+
+bool reads_are_due(void) { return reads.due > 0; }
 
 size_t reads_take(void *buffer) {
     uint64_t count;
@@ -237,4 +243,17 @@ void reads_answered(uint64_t unique) {
         if (user->deferred > 0 && user->in_hand < share_of(user)) make_due(number);
         return;
     }
+}
+
+void reads_return(const void *request, size_t length) {
+    const struct fuse_in_header *in = request;
+    uint64_t handle = ((const struct fuse_read_in *)(in + 1))->fh;
+    uint32_t number = (uint32_t)(handle >> RT_INO_BITS) % RT_USERS;
+    if (defer(in, length, number)) {
+        set_due(reads.list.before);
+    } else { /* no memory: the reader asks again */
+        struct fuse_out_header out = {sizeof out, -EINTR, in->unique};
+        while (write(reads.device_fd, &out, sizeof out) < 0 && errno == EINTR) {}
+    }
+    reads_answered(in->unique);
 }

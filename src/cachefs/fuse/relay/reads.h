@@ -36,6 +36,12 @@ bool reads_admit(const void *request, size_t length);
  * bytes. Returns 0 if none is due. */
 size_t reads_take(void *buffer);
 
+/* Whether `reads_take` has a READ. */
+bool reads_are_due(void);
+
+/* Takes back a READ that is in hand and has not been answered. It is due at once. */
+void reads_return(const void *request, size_t length);
+
 /* Ends the count of a READ that was in hand; a deferred READ of the same user may become due. Must
  * be called after each reply. Other requests are ignored. */
 void reads_answered(uint64_t unique);

@@ -43,11 +43,12 @@
 /* How long the process of a thread is remembered. The kernel gives the number of a thread that ended
  * out again after all other numbers, of which there are at least 32,768. */
 #define PROCESS_NS 20000000ull
+#define MOST_READ_BYTES 128 /* of a READ; it has 80 */
 #define RESENT (1ull << 63) /* the kernel sets this bit of `unique` when it sends a request again */
 #define RESENT_PID (1u << 30)
 
 /* Set by `session_connect`. The session then owns the socket; `device_fd` stays the caller's. */
-static int wanted_requests_fd = -1, device_fd = -1;
+static int wanted_requests_fd = -1, requests_fd = -1, device_fd = -1;
 static int notices_fd = -1; /* the relay's socket if it takes notices, else -1 */
 static bool connected;
 static uint64_t init_unique; /* of an unanswered INIT, else 0 */
@@ -57,6 +58,9 @@ static uint32_t request_uid, request_gid; /* its user and group for files */
 static uint32_t most_write_bytes = MOST_WRITE_BYTES;
 static char *begun;        /* the first packets of a request whose others have not arrived */
 static size_t begun_bytes; /* in `begun` */
+/* A READ that `session_next_read` has received, and that libfuse takes unless somebody else does. */
+static char kept[MOST_READ_BYTES];
+static size_t kept_bytes;
 
 static void note_request(const struct fuse_in_header *in) {
     request_pid = in->pid;
@@ -144,6 +148,12 @@ static ssize_t receive_request(int fd, char *buffer, size_t length) {
  * would end the caller's loop; after EINTR the caller waits for the next request. */
 static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     (void)unused;
+    if (kept_bytes) {
+        size_t got = kept_bytes;
+        memcpy(buffer, kept, got);
+        kept_bytes = 0;
+        return (ssize_t)got;
+    }
     for (int tries = 0; tries < MOST_TRIES; tries++) {
         ssize_t got = (ssize_t)reads_take(buffer);
         if (got > 0) return got;
@@ -156,6 +166,28 @@ static ssize_t read_request(int fd, void *buffer, size_t length, void *unused) {
     errno = EINTR;
     return -1;
 }
+
+enum next_request session_next_read(struct next_read *found) {
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        const struct fuse_in_header *in = (struct fuse_in_header *)kept;
+        const struct fuse_read_in *read_in = (const struct fuse_read_in *)(in + 1);
+        if (!connected || begun_bytes || kept_bytes || reads_are_due()) return NEXT_FOR_LIBFUSE;
+        ssize_t got = recv(requests_fd, kept, sizeof kept, MSG_DONTWAIT | MSG_PEEK);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return NEXT_NONE;
+        bool is_read = got >= (ssize_t)(sizeof *in + sizeof *read_in) && in->opcode == FUSE_READ;
+        if (!is_read || in->len != (size_t)got) return NEXT_FOR_LIBFUSE;
+        got = recv(requests_fd, kept, sizeof kept, MSG_DONTWAIT); /* the same one: nobody else reads */
+        note_request(in);
+        if (!reads_admit(kept, (size_t)got)) continue;
+        kept_bytes = (size_t)got;
+        *found = (struct next_read){kept, kept_bytes, in->unique, read_in->fh, read_in->offset,
+                                    read_in->size};
+        return NEXT_READ;
+    }
+    return NEXT_NONE;
+}
+
+void session_take_read(void) { kept_bytes = 0; }
 
 /* Writes a reply to the kernel. If the kernel has no such request (ENOENT), because its process was
  * killed and it was answered already, this counts as success. */
@@ -259,7 +291,7 @@ __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_sessio
     static const struct fuse_custom_io io = {.writev = write_reply, .read = read_request};
     static const struct fuse_custom_io plain = {.writev = write_plainly, .read = read_plainly};
     if (wanted_requests_fd >= 0) {
-        int fd = wanted_requests_fd;
+        int fd = requests_fd = wanted_requests_fd;
         wanted_requests_fd = -1;
         int result = fuse_session_custom_io(session, &io, fd);
         connected = result == 0;
@@ -284,16 +316,16 @@ __attribute__((visibility("default"))) void fuse_session_unmount(struct fuse_ses
     if (real != NULL) real(session);
 }
 
-void session_connect(int requests_fd, int device, bool takes_notices) {
-    wanted_requests_fd = requests_fd;
+void session_connect(int requests, int device, bool takes_notices) {
+    wanted_requests_fd = requests;
     device_fd = device;
-    notices_fd = takes_notices ? requests_fd : -1;
+    notices_fd = takes_notices ? requests : -1;
     connected = false;
     if (begun == NULL && (begun = malloc(MOST_REQUEST_BYTES)) == NULL) abort();
-    begun_bytes = 0;
+    begun_bytes = kept_bytes = 0;
     int buffer_bytes = 0; /* the other end has the same */
     socklen_t size = sizeof buffer_bytes;
-    getsockopt(requests_fd, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, &size);
+    getsockopt(requests, SOL_SOCKET, SO_SNDBUF, &buffer_bytes, &size);
     most_write_bytes = buffer_bytes >= BUFFER_BYTES ? MOST_WRITE_BYTES : SMALL_WRITE_BYTES;
 }
 

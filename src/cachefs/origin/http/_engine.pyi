@@ -22,6 +22,7 @@ class Engine:
         sink: Buffer | FilePart | None,
         expected: Expected | None,
         wants_md5: bool,
+        reply: tuple[int, int, int, bytes | None] | None,
         bounds: tuple[int, int, int, int, int],
         route: tuple[str | None, str | None, str | None, int],
         /,
@@ -29,7 +30,9 @@ class Engine:
         """Send a request. `bounds`: the most bytes of an answer that has no sink, and the most
         milliseconds to connect, without progress, and for all (0: any), and how much longer the
         first byte may take. `route`: the proxy, the file and the directory of CAs, and the most
-        seconds that a used connection was idle.
+        seconds that a used connection was idle. `reply`: answer the READ of the kernel with this
+        number by so many bytes of the sink from an offset on, as soon as the sink is full by an
+        expected answer, which has this MD5.
 
         The body of an answer 200 or 206 goes to the sink, if there is one: at once if the answer is
         `expected`, else after `Transfer.go_on`. Raises `ValueError` for a header that can't be
@@ -37,6 +40,10 @@ class Engine:
 
     def collect(self) -> list[Transfer]:
         """Return the transfers that have ended or are held since the last call."""
+
+    def reply_to(self, device_fd: int, /) -> None:
+        """Send replies to a duplicate of this descriptor of /dev/fuse. Call it before the first
+        `start` with a reply. Later calls do nothing. Raises `OSError`."""
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `collect` would return some."""
@@ -71,6 +78,10 @@ class Transfer:
     @property
     def head(self) -> bytes:
         """The head of the answer, after `Engine.collect` has returned the transfer."""
+
+    @property
+    def is_replied(self) -> bool:
+        """Whether the kernel has got its reply."""
 
     @property
     def md5(self) -> bytes:

@@ -3,11 +3,14 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/fuse.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define MOST_KEPT 64L /* connections of a thread that are kept while they are idle */
@@ -31,7 +34,7 @@ struct worker {
 };
 
 struct engine {
-    int fd;
+    int fd, device_fd; /* the second is -1 if no request of the kernel is answered */
     unsigned threads;
     struct worker *workers;
     pthread_mutex_t lock;
@@ -124,6 +127,26 @@ void engine_go_on(struct transfer *transfer, size_t skip_bytes, bool stops_when_
     command(transfer);
 }
 
+/* Whether all bytes have come as they were expected. The MD5 is there. */
+static bool is_as_told(const struct transfer *transfer) {
+    bool is_whole = atomic_load(&transfer->filled) == transfer->room_bytes;
+    bool is_right = transfer->end == END_DONE && transfer->fits && is_whole;
+    if (!transfer->has_told_md5) return is_right;
+    return is_right && !memcmp(transfer->md5, transfer->told_md5, MD5_BYTES);
+}
+
+/* Answer a READ of the kernel. ENOENT: its process was killed, and it was answered already. */
+static void reply(struct engine *engine, struct transfer *transfer) {
+    struct fuse_out_header out = {sizeof out + transfer->reply_bytes, 0, transfer->reply_unique};
+    struct iovec parts[] = {{&out, sizeof out},
+                            {transfer->room + transfer->reply_offset, transfer->reply_bytes}};
+    ssize_t written;
+    do
+        written = writev(engine->device_fd, parts, 2);
+    while (written < 0 && errno == EINTR);
+    transfer->is_replied = written >= 0 || errno == ENOENT;
+}
+
 /* Compute the MD5s of what has ended, several at a time, and tell of all of it. A file that was a
  * sink has none. */
 static void publish(struct worker *worker) {
@@ -141,6 +164,9 @@ static void publish(struct worker *worker) {
     md5_hash(messages, count);
     for (size_t at = 0; at < count; at++)
         memcpy(worker->ended[messages[at].number]->md5, messages[at].md5, MD5_BYTES);
+    for (int at = 0; at < worker->ended_count; at++)
+        if (worker->ended[at]->has_reply && is_as_told(worker->ended[at]))
+            reply(engine, worker->ended[at]);
     pthread_mutex_lock(&engine->lock);
     bool wakes = false;
     for (int at = 0; at < worker->ended_count; at++) {
@@ -362,6 +388,7 @@ struct engine *engine_new(unsigned threads, int *error) {
     pthread_once(&once, init_libcurl);
     engine->last_told = &engine->told;
     pthread_mutex_init(&engine->lock, NULL);
+    engine->device_fd = -1;
     engine->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->fd < 0) *error = errno;
     engine->workers = calloc(threads, sizeof *engine->workers);
@@ -371,6 +398,12 @@ struct engine *engine_new(unsigned threads, int *error) {
     if (engine->threads == threads && threads) return engine;
     engine_free(engine, NULL, NULL);
     return NULL;
+}
+
+int engine_reply_to(struct engine *engine, int device_fd) {
+    if (engine->device_fd >= 0) return 0;
+    engine->device_fd = fcntl(device_fd, F_DUPFD_CLOEXEC, 0);
+    return engine->device_fd < 0 ? errno : 0;
 }
 
 int engine_fd(const struct engine *engine) {
@@ -403,6 +436,7 @@ void engine_free(struct engine *engine, void (*drop)(struct transfer *transfer, 
     }
     pthread_mutex_destroy(&engine->lock);
     if (engine->fd >= 0) close(engine->fd);
+    if (engine->device_fd >= 0) close(engine->device_fd);
     free(engine->workers);
     free(engine);
 }

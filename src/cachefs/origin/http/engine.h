@@ -81,6 +81,13 @@ struct transfer {
     int expected_status;
     struct expected expected[MOST_EXPECTED];
     int expected_count;
+    /* A part of the sink's bytes that also answers a request of the kernel, if the answer is the
+     * expected one, complete, and has this MD5 if one is wanted. */
+    bool has_reply;
+    uint64_t reply_unique;
+    size_t reply_offset, reply_bytes;
+    bool has_told_md5;
+    uint8_t told_md5[MD5_BYTES];
     size_t most_bytes; /* of a body that is collected */
     long connect_ms, idle_ms, total_ms; /* 0: no limit */
     long patience_ms; /* how much longer the first byte may take; then `total_ms` begins anew */
@@ -93,6 +100,7 @@ struct transfer {
     enum end end;
     long detail;
     long first_byte_us; /* from when the connection was there to the first byte of the answer */
+    bool is_replied;    /* the kernel has its answer */
     bool was_kept;      /* the connection had served another request before */
     _Atomic size_t filled; /* what the sink has; may be read at any time */
 
@@ -129,6 +137,9 @@ struct engine;
 
 /* Returns NULL and sets *error to an errno. */
 struct engine *engine_new(unsigned threads, int *error);
+/* Answers requests of the kernel on a duplicate of this descriptor of /dev/fuse from now on. Before
+ * the first transfer with a reply. Returns 0 or an errno. */
+int engine_reply_to(struct engine *engine, int device_fd);
 /* Readable while the list may have transfers. */
 int engine_fd(const struct engine *engine);
 struct transfer *transfer_new(void);

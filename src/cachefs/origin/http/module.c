@@ -135,13 +135,35 @@ static bool set_ends(TransferObject *self, PyObject *body, PyObject *sink) {
     return true;
 }
 
+/* Take (unique, offset, length, MD5 or None). The sink must be memory that has these bytes. */
+static bool set_reply(struct transfer *transfer, PyObject *reply) {
+    unsigned long long unique;
+    Py_ssize_t offset, length, md5_bytes;
+    const char *md5;
+    if (reply == Py_None) return true;
+    if (!PyArg_ParseTuple(reply, "Knnz#", &unique, &offset, &length, &md5, &md5_bytes)) return false;
+    Py_ssize_t room_bytes = transfer->room == NULL ? 0 : (Py_ssize_t)transfer->room_bytes;
+    bool fits = offset >= 0 && length >= 0 && offset <= room_bytes && length <= room_bytes - offset;
+    if (!fits || (md5 != NULL && md5_bytes != MD5_BYTES)) {
+        PyErr_SetString(PyExc_ValueError, "a reply must be a part of the sink");
+        return false;
+    }
+    transfer->has_reply = true;
+    transfer->reply_unique = unique;
+    transfer->reply_offset = offset;
+    transfer->reply_bytes = length;
+    transfer->has_told_md5 = md5 != NULL;
+    if (md5 != NULL) memcpy(transfer->told_md5, md5, MD5_BYTES);
+    return true;
+}
+
 static bool set_all(TransferObject *self, PyObject *args) {
     struct transfer *transfer = self->transfer;
     const char *method, *url, *proxy, *ca_file, *ca_path;
-    PyObject *headers, *body, *sink, *expected;
+    PyObject *headers, *body, *sink, *expected, *reply;
     int wants_md5;
-    if (!PyArg_ParseTuple(args, "ssO!OOOp(nllll)(zzzl):start", &method, &url, &PyTuple_Type, &headers,
-                          &body, &sink, &expected, &wants_md5, &transfer->most_bytes,
+    if (!PyArg_ParseTuple(args, "ssO!OOOpO(nllll)(zzzl):start", &method, &url, &PyTuple_Type,
+                          &headers, &body, &sink, &expected, &wants_md5, &reply, &transfer->most_bytes,
                           &transfer->connect_ms, &transfer->idle_ms, &transfer->total_ms,
                           &transfer->patience_ms, &proxy, &ca_file, &ca_path, &transfer->most_idle_s))
         return false;
@@ -153,7 +175,8 @@ static bool set_all(TransferObject *self, PyObject *args) {
     return copy_text(&transfer->method, method) && copy_text(&transfer->url, url) &&
            copy_text(&transfer->proxy, proxy) && copy_text(&transfer->ca_file, ca_file) &&
            copy_text(&transfer->ca_path, ca_path) && set_headers(transfer, headers) &&
-           set_expected(transfer, expected) && set_ends(self, body, sink);
+           set_expected(transfer, expected) && set_ends(self, body, sink) &&
+           set_reply(transfer, reply);
 }
 
 static PyObject *Engine_start(EngineObject *self, PyObject *args) {
@@ -229,6 +252,14 @@ static PyObject *Engine_close(EngineObject *self, PyObject *none) {
     PyObject *dropped = PyList_New(0);
     if (dropped != NULL) shut(self, dropped);
     return dropped;
+}
+
+static PyObject *Engine_reply_to(EngineObject *self, PyObject *args) {
+    int device_fd;
+    if (!PyArg_ParseTuple(args, "i", &device_fd)) return NULL;
+    errno = self->engine ? engine_reply_to(self->engine, device_fd) : EBADF;
+    if (errno) return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
 }
 
 static PyObject *Engine_fileno(EngineObject *self, PyObject *none) {
@@ -323,6 +354,11 @@ static PyObject *Transfer_result(TransferObject *self, PyObject *none) {
                          PyBool_FromLong(transfer->was_kept), PyBool_FromLong(transfer->fits));
 }
 
+static PyObject *Transfer_is_replied(TransferObject *self, void *none) {
+    (void)none;
+    return PyBool_FromLong(self->is_ended && self->transfer->is_replied);
+}
+
 static PyObject *Transfer_md5(TransferObject *self, void *none) {
     (void)none;
     return PyBytes_FromStringAndSize((const char *)self->transfer->md5, MD5_BYTES);
@@ -398,6 +434,7 @@ static PyTypeObject RoomType = {
 static PyMethodDef engine_methods[] = {
     {"start", (PyCFunction)Engine_start, METH_VARARGS, NULL},
     {"collect", (PyCFunction)Engine_collect, METH_NOARGS, NULL},
+    {"reply_to", (PyCFunction)Engine_reply_to, METH_VARARGS, NULL},
     {"fileno", (PyCFunction)Engine_fileno, METH_NOARGS, NULL},
     {"close", (PyCFunction)Engine_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
@@ -427,6 +464,7 @@ static PyGetSetDef transfer_fields[] = {
     {"status", (getter)Transfer_status, NULL, NULL, NULL},
     {"head", (getter)Transfer_head, NULL, NULL, NULL},
     {"md5", (getter)Transfer_md5, NULL, NULL, NULL},
+    {"is_replied", (getter)Transfer_is_replied, NULL, NULL, NULL},
     {"waiter", (getter)Transfer_get_waiter, (setter)Transfer_set_waiter, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -19,6 +19,7 @@ from trio.lowlevel import Abort, RaiseCancelT
 from typing_extensions import Buffer
 
 from cachefs.origin.http._engine import Engine, Room, Transfer
+from cachefs.types import Reply
 
 FilePart = tuple[int, int, int]
 """Descriptor, offset and length. The engine duplicates the descriptor."""
@@ -173,12 +174,18 @@ class Wire:
             self._followed.pop(transfer, None)
 
     def begin(
-        self, request: Request, sink: Sink, wants_md5: bool, on_ended: Callable[[Transfer], None]
+        self,
+        request: Request,
+        sink: Sink,
+        md5: bytes | None,
+        on_ended: Callable[[Transfer], None],
+        reply: Reply | None = None,
     ) -> Transfer:
         """Send a request for which no task waits, and call `on_ended` on the loop when it has
-        ended. Only an expected answer is received. Raises `OSError`, and `ValueError` for what
-        can't be sent."""
-        transfer = self._start(request, sink, wants_md5)
+        ended. Only an expected answer is received. With `md5`, the MD5 is computed. If there is a
+        `reply`, it is sent before, unless the bytes have another MD5: see `Transfer.is_replied`.
+        Raises `OSError`, and `ValueError` for what can't be sent."""
+        transfer = self._start(request, sink, md5 is not None, md5, reply)
         transfer.waiter = _Ending(on_ended)
         return transfer
 
@@ -196,12 +203,21 @@ class Wire:
             batch.start_next()
         await batch.wait()
 
-    def _start(self, request: Request, sink: Sink | None, wants_md5: bool) -> Transfer:
+    def _start(
+        self,
+        request: Request,
+        sink: Sink | None,
+        wants_md5: bool,
+        told_md5: bytes | None = None,
+        reply: Reply | None = None,
+    ) -> Transfer:
         if self._closed:
             raise ConnectionError("the mount is shutting down")
         if self._engine is None:
             self._engine = Engine(self._threads)
             trio.lowlevel.spawn_system_task(self._collect)
+        if reply is not None:
+            self._engine.reply_to(reply.device_fd)
         bounds, route = request.bounds, request.route
         transfer = self._engine.start(
             request.method,
@@ -211,6 +227,7 @@ class Wire:
             None if sink is None else sink.room,
             None if sink is None else sink.expected,
             wants_md5,
+            None if reply is None else (reply.unique, reply.offset, reply.length, told_md5),
             (
                 bounds.most_bytes,
                 _ms(bounds.connect_s),
@@ -342,7 +359,7 @@ class _Batch:
         try:
             for number, request, sink in self._requests:
                 take = partial(self._take, number)
-                self._running.add(self._wire.begin(request, sink, False, take))
+                self._running.add(self._wire.begin(request, sink, None, take))
                 return
         except Exception as error:  # `wait` raises it
             self._failure = error

@@ -55,7 +55,7 @@ from cachefs.origin.resilience.reading import Listing, Reading, Transfer
 from cachefs.origin.resilience.settings import OriginState, Resilience
 from cachefs.origin.resilience.writing import ResilientWriter
 from cachefs.origin.wrapping import WrappingOrigin
-from cachefs.types import READER_TURN, Buffer, Entry, Found, ObjectMeta, Turn
+from cachefs.types import READER_TURN, Buffer, Entry, Found, ObjectMeta, Reply, Turn
 
 log = logging.getLogger(__name__)
 
@@ -295,7 +295,11 @@ class ResilientOrigin(WrappingOrigin):
         return await self._call(path, attempt, self._pace.allowance_s(length), reading=reading)
 
     def begin_read(
-        self, path: str, meta: ObjectMeta, on_read: Callable[[memoryview | None], None]
+        self,
+        path: str,
+        meta: ObjectMeta,
+        on_read: Callable[[memoryview | None], None],
+        reply: Reply | None = None,
     ) -> bool:
         """See `Origin.begin_read`. Only where nothing must be waited for: not with a bandwidth
         limit, an open breaker, or a queue. It neither retries nor records a failure."""
@@ -313,7 +317,7 @@ class ResilientOrigin(WrappingOrigin):
                 self._note_read(size_bytes, began_at)
             on_read(data)
 
-        if not self._inner.begin_read(path, meta, take):
+        if not self._inner.begin_read(path, meta, take, reply):
             self._slots.release()
             return False
         return True

@@ -29,6 +29,7 @@ from cachefs.origin.s3 import redirects
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.loop_credentials import LoopCredentials
 from cachefs.origin.s3.signing import NO_BODY, sign, signed_headers
+from cachefs.types import Reply
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +127,9 @@ class BucketReader:
         key: str,
         headers: Mapping[str, str],
         sink: Sink,
-        wants_md5: bool,
+        md5: bytes | None,
         on_ended: Callable[[Transfer], None],
+        reply: Reply | None,
     ) -> bool:
         """Send a GET that takes little time: see `Wire.begin`. Follows no redirects, and looks for
         no new credentials. Return False, and send nothing, if it would have to wait or can't be
@@ -139,7 +141,7 @@ class BucketReader:
         wanted = Wanted("GET", key, "", headers, self._quick_bounds, sink)
         request = _request(self.target, self._route(self.target), credentials, wanted)
         try:
-            self._wire.begin(request, sink, wants_md5, on_ended)
+            self._wire.begin(request, sink, md5, on_ended, reply)
         except (OSError, ValueError):
             return False
         return True

@@ -42,7 +42,7 @@ from cachefs.origin.s3.tls import TlsConnector, address_of
 from cachefs.origin.s3.versions import Versions, is_strong, is_version, version_by_time
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.s3.writing.writer import S3Writer
-from cachefs.types import READER_TURN, Buffer, Entry, ObjectMeta, Turn
+from cachefs.types import READER_TURN, Buffer, Entry, ObjectMeta, Reply, Turn
 
 T = TypeVar("T")
 
@@ -261,7 +261,11 @@ class ObjectStoreOrigin(Origin):
         return digest.md5_in(meta.version, self._target.bucket) if self._verifies else None
 
     def begin_read(
-        self, path: str, meta: ObjectMeta, on_read: Callable[[memoryview | None], None]
+        self,
+        path: str,
+        meta: ObjectMeta,
+        on_read: Callable[[memoryview | None], None],
+        reply: Reply | None = None,
     ) -> bool:
         """See `Origin.begin_read`. Costs one GET."""
         if not is_strong(meta.version) or self.versions.are_by_time or not self.reads_many:
@@ -279,7 +283,7 @@ class ObjectStoreOrigin(Origin):
         except NotFoundError:
             return False
         md5 = self._md5_of(meta)
-        if not objects.begin_get(self._reader, key, meta, md5, take, self._rest):
+        if not objects.begin_get(self._reader, key, meta, md5, take, self._rest, reply):
             return False
         asked.gets += 1
         return True

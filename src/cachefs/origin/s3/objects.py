@@ -23,7 +23,7 @@ from cachefs.origin.s3 import digest, redirects
 from cachefs.origin.s3.bucket_reader import BucketReader, Wanted
 from cachefs.origin.s3.listing import MOST_BYTES, mtime_ns_in, version_of
 from cachefs.origin.s3.versions import is_strong, is_version
-from cachefs.types import ObjectMeta
+from cachefs.types import ObjectMeta, Reply
 
 log = logging.getLogger(__name__)
 
@@ -226,17 +226,20 @@ def begin_get(
     md5: bytes | None,
     on_got: Callable[[memoryview | None, float], None],
     on_failure: Callable[[], None],
+    reply: Reply | None,
 ) -> bool:
     """Begin to get a whole small object with a strong version, and return whether it has begun.
     Then `on_got` is called with its bytes, and how many seconds the first of them took; with None
     if another answer than the expected one came, or other bytes than those of `md5`. `on_failure`
-    is called before for answers that say something about the store itself."""
+    is called before for answers that say something about the store itself. `reply`: see
+    `Wire.begin`; if it could not be sent, `on_got` gets None, too."""
     room = Room(meta.size_bytes)
 
     def take(transfer: Transfer) -> None:
         end, _, status, _, _, filled, first_us, _, fits = transfer.result()
         if end == End.DONE and fits and filled == meta.size_bytes:
             is_right = md5 is None or transfer.md5 == md5
+            is_right = is_right and (reply is None or transfer.is_replied)
             on_got(memoryview(room) if is_right else None, first_us / 1e6)
             return
         if end not in (End.DONE, End.CANCELLED) or status not in _OF_ONE_OBJECT:
@@ -244,7 +247,7 @@ def begin_get(
         on_got(None, 0.0)
 
     headers, expected = _whole(reader, meta)
-    return reader.begin(key, headers, _Exactly(room, expected), md5 is not None, take)
+    return reader.begin(key, headers, _Exactly(room, expected), md5, take, reply)
 
 
 def _whole(reader: BucketReader, meta: ObjectMeta) -> tuple[dict[str, str], Expected]:
