@@ -3,6 +3,7 @@
 import hashlib
 import os
 import socket
+import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from cachefs.origin.http._engine import Transfer
 from cachefs.origin.http.wire import (
     Answer,
     Bounds,
@@ -21,6 +23,7 @@ from cachefs.origin.http.wire import (
     TooLongAnswerError,
     Wire,
 )
+from cachefs.types import Reply
 from tests.cache.harness import until
 from tests.servers.told_http import ToldHttp, endless
 
@@ -447,3 +450,73 @@ async def test_closed(server: ToldHttp) -> None:
     await until(lambda: server.open == 0)
     with pytest.raises(ConnectionError):
         await ask(wire, server)
+
+
+DIGEST = hashlib.md5(BODY).digest()
+EXPECTED: Expected = (200, (("etag", '"v"'), ("content-length", str(len(BODY)))))
+
+
+async def begun(
+    wire: Wire, server: ToldHttp, md5: bytes | None = DIGEST, part: tuple[int, int] = (7, 100)
+) -> tuple[bool, bytes]:
+    """Begin a request with a reply, and return whether it was sent, and what came."""
+    end, device = os.pipe()
+    ended: list[Transfer] = []
+    try:
+        request = Request("GET", f"{server.url}/x", {}, BOUNDS)
+        sink = Into(expected=EXPECTED)
+        try:
+            wire.begin(request, sink, md5, ended.append, Reply(device, 12, *part))
+        finally:
+            os.close(device)  # the engine has its own
+        await until(lambda: bool(ended))
+        wire.close()
+        return ended[0].is_replied, os.read(end, 1 << 16)
+    finally:
+        os.close(end)
+
+
+async def test_a_reply_to_the_kernel(wire: Wire, server: ToldHttp) -> None:
+    """The header of FUSE: length, error, number of the request (linux/fuse.h, fuse_out_header)."""
+    is_replied, sent = await begun(wire, server)
+    assert is_replied
+    assert sent == struct.pack("=IiQ", 16 + 100, 0, 12) + BODY[7:107]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        told(headers='etag: "other"\r\n'),
+        told(BODY[:-1]),
+        told()[:-1],
+        told(BODY[1:] + b"x"),
+        told(b"", "404 Not Found"),
+        told(status="206 Partial Content"),
+        b"",
+    ],
+)
+async def test_no_reply_but_with_the_right_bytes(
+    wire: Wire, server: ToldHttp, answer: bytes
+) -> None:
+    server.pieces = [answer, None]
+    assert await begun(wire, server) == (False, b"")
+
+
+async def test_a_reply_that_the_kernel_refuses(wire: Wire, server: ToldHttp) -> None:
+    """Somebody else must answer then."""
+    ended: list[Transfer] = []
+    request = Request("GET", f"{server.url}/x", {}, BOUNDS)
+    with open("/dev/null", "rb") as not_writable:
+        reply = Reply(not_writable.fileno(), 12, 0, 5)
+        wire.begin(request, Into(expected=EXPECTED), None, ended.append, reply)
+        await until(lambda: bool(ended))
+    assert not ended[0].is_replied
+
+
+@pytest.mark.parametrize("part", [(-1, 5), (0, len(BODY) + 1), (len(BODY), 1), (0, -1)])
+async def test_a_reply_must_be_a_part_of_the_sink(
+    wire: Wire, server: ToldHttp, part: tuple[int, int]
+) -> None:
+    with pytest.raises(ValueError, match="a part of the sink"):
+        await begun(wire, server, part=part)
+    assert not server.heads
