@@ -230,6 +230,13 @@ async def test_errors_have_their_bodies(wire: Wire, server: ToldHttp) -> None:
     assert server.connections == 1  # and no redirect is followed
 
 
+async def test_another_protocol_is_not_waited_for(wire: Wire, server: ToldHttp) -> None:
+    server.pieces = [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n"]
+    for sink in (None, Into(decision=GoOn())):
+        with pytest.raises(BrokenAnswerError):
+            await ask(wire, server, sink, bounds=Bounds(5, 5, 5))
+
+
 async def test_heads_without_bodies(wire: Wire, server: ToldHttp) -> None:
     server.pieces = [b"HTTP/1.1 200 OK\r\ncontent-length: 999999999999\r\n\r\n"]
     answer = await ask(wire, server, method="HEAD")
@@ -267,6 +274,12 @@ BROKEN: dict[str, bytes] = {
     + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n"
     + b"a: b\r\n" * 12_000
     + b"\r\n",
+    "a head that ends with half an empty line": HEAD + b"x: y\r\n\rz\r\nabc",
+    "a status within a head": HEAD + b"HTTP/1.1 206 a: b\r\ncontent-length: 1\r\n\r\nx",
+    "a final status within an interim head": b"HTTP/1.1 100 OK\r\n"
+    + told(b"x").replace(b"200 OK", b"200 a: b")
+    + told(b"y"),
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx",
     "a short body": HEAD + b"content-length: 10\r\n\r\nabc",
     "half a head": HEAD + b"content-le",
     "half a chunk": HEAD + b"transfer-encoding: chunked\r\n\r\na\r\nabc",
@@ -278,7 +291,7 @@ async def test_broken_answers(name: str, wire: Wire, server: ToldHttp) -> None:
     server.pieces = [BROKEN[name], None]
     for sink in (None, Into(100, GoOn())):
         with pytest.raises((BrokenAnswerError, ConnectionError)):
-            await ask(wire, server, sink)
+            await ask(wire, server, sink, bounds=BOUNDS._replace(idle_s=5))
     assert len(server.requests) == 2  # none is sent again
     server.pieces = [told()]
     assert (await ask(wire, server)).body == BODY

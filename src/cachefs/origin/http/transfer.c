@@ -102,10 +102,11 @@ static bool is_bounded(struct transfer *transfer, size_t count) {
     return ++transfer->lines <= MOST_HEAD_LINES && transfer->line_bytes <= MOST_HEAD_BYTES;
 }
 
+/* Read the line with the status, which each head begins with. */
 static bool begin_head(struct transfer *transfer, const char *line, size_t count) {
     if (++transfer->heads > 1 + MOST_INTERIM_HEADS || count < 12) return false;
     transfer->head.size_bytes = transfer->line_bytes = 0;
-    transfer->lines = transfer->lengths = 0;
+    transfer->lengths = 0;
     transfer->told_bytes = 0;
     transfer->status = 0;
     const char *space = memchr(line, ' ', count);
@@ -123,6 +124,7 @@ static bool begin_head(struct transfer *transfer, const char *line, size_t count
 static bool check_line(struct transfer *transfer, const char *line, size_t count) {
     const char *value;
     size_t length;
+    if (count >= 5 && !strncmp(line, "HTTP/", 5)) return false; /* libcurl obeys the first status */
     if (has_name(line, count, "transfer-encoding:", &value, &length))
         return is_word(value, length, "chunked") || is_word(value, length, "identity");
     if (!has_name(line, count, "content-length:", &value, &length)) return true;
@@ -133,6 +135,21 @@ static bool check_line(struct transfer *transfer, const char *line, size_t count
     return true;
 }
 
+/* An empty line ends a head. libcurl ends it also with a line that only begins with a carriage
+ * return, and after 101 it waits for bytes of another protocol. */
+static bool end_head(struct transfer *transfer, size_t count) {
+    if (count > 2 || transfer->status == 101) return false;
+    transfer->lines = 0;
+    transfer->line_bytes = 0;
+    if (transfer->status < 200) return true; /* another head follows */
+    transfer->is_head_complete = true;
+    transfer->fits = is_object(transfer) && transfer->status == transfer->expected_status &&
+                     has_expected(transfer);
+    /* At once: a body without a length may never begin. */
+    if (is_object(transfer) && !transfer->fits) engine_hold(transfer);
+    return true;
+}
+
 static size_t take_line(char *line, size_t size, size_t count, void *data) {
     struct transfer *transfer = data;
     count *= size;
@@ -140,21 +157,12 @@ static size_t take_line(char *line, size_t size, size_t count, void *data) {
     if (transfer->heads == 0 && transfer->patience_ms) transfer->began_ms = transfer->moved_ms;
     if (transfer->is_head_complete) /* a trailer */
         return is_bounded(transfer, count) ? count : fail(transfer, END_BROKEN, 0);
-    if (count >= 5 && !strncmp(line, "HTTP/", 5) && !begin_head(transfer, line, count))
-        return fail(transfer, END_BROKEN, 0);
-    if (!is_bounded(transfer, count) || !check_line(transfer, line, count))
-        return fail(transfer, END_BROKEN, 0);
+    bool is_right = transfer->lines ? check_line(transfer, line, count)
+                                    : begin_head(transfer, line, count);
+    if (!is_right || !is_bounded(transfer, count)) return fail(transfer, END_BROKEN, 0);
     if (!append(&transfer->head, line, count)) return fail(transfer, END_FAILED, CURLE_OUT_OF_MEMORY);
-    bool is_last = count <= 2 && (line[0] == '\r' || line[0] == '\n');
-    if (is_last && transfer->status >= 200) {
-        transfer->is_head_complete = true;
-        transfer->lines = 0;
-        transfer->line_bytes = 0;
-        transfer->fits = is_object(transfer) && transfer->status == transfer->expected_status &&
-                         has_expected(transfer);
-        /* At once: a body without a length may never begin. */
-        if (is_object(transfer) && !transfer->fits) engine_hold(transfer);
-    }
+    if ((line[0] == '\r' || line[0] == '\n') && !end_head(transfer, count))
+        return fail(transfer, END_BROKEN, 0);
     return count;
 }
 
@@ -195,6 +203,7 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *data) {
     struct transfer *transfer = data;
     size_t all = size * count, left = all;
     transfer->moved_ms = now_ms();
+    if (!transfer->is_head_complete) return fail(transfer, END_BROKEN, 0); /* nobody is asked */
     if (!is_object(transfer)) return collect(transfer, bytes, all);
     if (!transfer->fits) return CURL_WRITEFUNC_PAUSE; /* until `go_on` */
     if (transfer->skip_bytes) {
