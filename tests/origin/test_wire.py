@@ -1,17 +1,20 @@
 """The engine for HTTP: what it sends, what it accepts, its bounds, and when a request ends."""
 
+import contextlib
+import errno
 import hashlib
 import os
+import resource
 import socket
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import trio
 
-from cachefs.origin.http._engine import Transfer
+from cachefs.origin.http._engine import Engine, Transfer
 from cachefs.origin.http.wire import (
     Answer,
     Bounds,
@@ -413,20 +416,64 @@ async def test_many_at_a_time(wire: Wire, server: ToldHttp) -> None:
     assert (done, server.connections) == (40, 40)
 
 
+class Followed(Into):
+    """Notes how many bytes have come whenever it is told that more have."""
+
+    def __init__(self, counts: list[int]) -> None:
+        super().__init__(decision=GoOn())
+        self.counts = counts
+
+    def follow(self, count: Callable[[], int]) -> Callable[[], None]:  # type: ignore[override]
+        return lambda: self.counts.append(count())
+
+
 async def test_progress_is_told(wire: Wire, server: ToldHttp) -> None:
     rest = trio.Event()
     counts: list[int] = []
 
-    class Followed(Into):
-        def follow(self, count: Callable[[], int]) -> Callable[[], None]:  # type: ignore[override]
-            return lambda: counts.append(count())
-
     server.pieces = [told()[:50_000], rest, told()[50_000:]]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, wire, server, Followed(decision=GoOn()))
+        nursery.start_soon(ask, wire, server, Followed(counts))
         await until(lambda: counts)
         rest.set()
     assert 40_000 < counts[0] < 50_000
+
+
+@contextlib.contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Let this process open at most so many more files."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open("/dev/null", os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + count, most[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_engine_without_descriptors(count: int) -> None:
+    """One that can't be woken would send each request a minute late."""
+    Engine(1).close()
+    before = os.listdir("/proc/self/fd")
+    with descriptors_left(count), pytest.raises(OSError) as raised:
+        Engine(1)
+    assert raised.value.errno == errno.EMFILE
+    assert os.listdir("/proc/self/fd") == before
+
+
+async def test_no_connection_without_descriptors(wire: Wire, server: ToldHttp) -> None:
+    with pytest.raises(ConnectionError):  # the engine's own descriptors are there
+        await wire.send(Request("GET", "http://127.0.0.1:1/", {}, BOUNDS))
+    by_name = Request("GET", f"http://localhost:{server.port}/", {}, BOUNDS)
+    with descriptors_left(0):
+        with pytest.raises(ConnectionError):
+            await ask(wire, server)
+        with pytest.raises(OSError):
+            await wire.send(by_name)
+    assert (await ask(wire, server)).body == BODY
+    assert (await wire.send(by_name)).body == BODY
 
 
 async def test_the_environment_decides_nothing(

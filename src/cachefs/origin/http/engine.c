@@ -351,29 +351,34 @@ static void free_worker(struct worker *worker) {
     pthread_mutex_destroy(&worker->lock);
 }
 
-static bool make_worker(struct engine *engine, struct worker *worker) {
+/* Returns 0 or an errno. */
+static int make_worker(struct engine *engine, struct worker *worker) {
     sigset_t all, before;
+    int error = 0;
     worker->engine = engine;
     worker->last_command = &worker->commands;
     pthread_mutex_init(&worker->lock, NULL);
+    errno = 0;
     worker->multi = curl_multi_init();
     worker->share = curl_share_init();
-    bool is_made = worker->multi != NULL && worker->share != NULL;
-    if (is_made) {
+    /* Without descriptors, libcurl makes a handle that can't be woken. */
+    if (worker->multi == NULL || worker->share == NULL ||
+        curl_multi_wakeup(worker->multi) != CURLM_OK)
+        error = errno ? errno : ENOMEM;
+    if (!error) {
         curl_multi_setopt(worker->multi, CURLMOPT_MAXCONNECTS, MOST_KEPT);
         curl_multi_setopt(worker->multi, CURLMOPT_PIPELINING, (long)CURLPIPE_NOTHING);
         curl_share_setopt(worker->share, CURLSHOPT_SHARE, CURL_LOCK_DATA_SSL_SESSION);
         sigfillset(&all); /* Python's thread handles the signals */
         pthread_sigmask(SIG_SETMASK, &all, &before);
-        is_made = pthread_create(&worker->thread, NULL, work, worker) == 0;
+        error = pthread_create(&worker->thread, NULL, work, worker);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
     }
-    if (!is_made) {
+    if (error)
         free_worker(worker);
-        return false;
-    }
-    pthread_setname_np(worker->thread, "http");
-    return true;
+    else
+        pthread_setname_np(worker->thread, "http");
+    return error;
 }
 
 static void init_libcurl(void) {
@@ -389,13 +394,14 @@ struct engine *engine_new(unsigned threads, int *error) {
     engine->last_told = &engine->told;
     pthread_mutex_init(&engine->lock, NULL);
     engine->device_fd = -1;
-    engine->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (engine->fd < 0) *error = errno;
     engine->workers = calloc(threads, sizeof *engine->workers);
-    if (engine->fd >= 0 && engine->workers != NULL)
-        while (engine->threads < threads && make_worker(engine, &engine->workers[engine->threads]))
-            engine->threads++;
-    if (engine->threads == threads && threads) return engine;
+    engine->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    *error = engine->fd < 0 ? errno : threads == 0 ? EINVAL : engine->workers == NULL ? ENOMEM : 0;
+    while (!*error && engine->threads < threads) {
+        *error = make_worker(engine, &engine->workers[engine->threads]);
+        if (!*error) engine->threads++;
+    }
+    if (!*error) return engine;
     engine_free(engine, NULL, NULL);
     return NULL;
 }
