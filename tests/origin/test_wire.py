@@ -439,6 +439,14 @@ async def test_progress_is_told(wire: Wire, server: ToldHttp) -> None:
     assert 40_000 < counts[0] < 50_000
 
 
+async def test_progress_of_many_is_told_by_one_task(wire: Wire, server: ToldHttp) -> None:
+    await ask(wire, server, Followed([]))
+    living = trio.lowlevel.current_statistics().tasks_living
+    for _ in range(10):
+        await ask(wire, server, Followed([]))
+    assert trio.lowlevel.current_statistics().tasks_living <= living
+
+
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
     """Let this process open at most so many more files."""

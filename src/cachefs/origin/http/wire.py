@@ -153,6 +153,7 @@ class Wire:
         self._engine: Engine | None = None
         self._closed = False
         self._followed: dict[Transfer, Callable[[], None]] = {}
+        self._tells_progress = False
 
     async def send(
         self,
@@ -284,9 +285,10 @@ class Wire:
             wake(engine.collect())
 
     def _follow(self, transfer: Transfer, moved: Callable[[], None]) -> None:
-        if not self._followed:
-            trio.lowlevel.spawn_system_task(self._tell_progress)
         self._followed[transfer] = moved
+        if not self._tells_progress:
+            self._tells_progress = True
+            trio.lowlevel.spawn_system_task(self._tell_progress)
 
     async def _tell_progress(self) -> None:
         seen: dict[Transfer, int] = {}
@@ -300,6 +302,7 @@ class Wire:
             seen = {
                 transfer: count for transfer, count in seen.items() if transfer in self._followed
             }
+        self._tells_progress = False
 
     def close(self) -> None:
         """Cancel all requests, and end the threads."""
