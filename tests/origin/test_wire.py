@@ -447,6 +447,16 @@ async def test_progress_of_many_is_told_by_one_task(wire: Wire, server: ToldHttp
     assert trio.lowlevel.current_statistics().tasks_living <= living
 
 
+async def test_no_other_program_inherits_a_connection(wire: Wire, server: ToldHttp) -> None:
+    await ask(wire, server)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as each:
+            if each.getpeername()[1:] == (server.port,):
+                assert not os.get_inheritable(int(name))
+                return
+    raise AssertionError("there is no connection")
+
+
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
     """Let this process open at most so many more files."""

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -248,11 +249,18 @@ static int seek_body(void *data, curl_off_t offset, int origin) {
     return CURL_SEEKFUNC_OK;
 }
 
+/* As libcurl does it, but no other program inherits the connection: it would stay open there. */
+static curl_socket_t open_socket(void *none, curlsocktype purpose, struct curl_sockaddr *address) {
+    (void)none, (void)purpose;
+    return socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+}
+
 /* The connection is there, and the request is sent now. */
 static int begin_request(void *data, char *to, char *from, int to_port, int from_port) {
     struct transfer *transfer = data;
     (void)to, (void)from, (void)to_port, (void)from_port;
     transfer->is_sent = true;
+    if (transfer->body_fd < 0) transfer->body_position = 0; /* it may be sent once more */
     transfer->moved_ms = now_ms();
     return CURL_PREREQFUNC_OK;
 }
@@ -337,6 +345,7 @@ bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share) {
     curl_easy_setopt(easy, CURLOPT_HEADERDATA, transfer);
     curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_body);
     curl_easy_setopt(easy, CURLOPT_WRITEDATA, transfer);
+    curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, open_socket);
     curl_easy_setopt(easy, CURLOPT_PREREQFUNCTION, begin_request);
     curl_easy_setopt(easy, CURLOPT_PREREQDATA, transfer);
     curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer->error);
