@@ -365,6 +365,22 @@ async def test_a_kept_connection_that_the_server_has_closed(wire: Wire, server: 
     assert server.connections == 2
 
 
+@pytest.mark.parametrize("method", ["GET", "PUT", "HEAD"])
+async def test_what_comes_after_an_answer_answers_nothing(
+    method: str, wire: Wire, server: ToldHttp
+) -> None:
+    more = trio.Event()
+    length = 0 if method == "HEAD" else 3
+    server.answers = [[told(b"abc").replace(b"abc", bytes(length)), more, told(b"other")]]
+    await ask(wire, server, method=method)
+    sent_bytes = server.sent_bytes
+    more.set()
+    await until(lambda: server.sent_bytes > sent_bytes)
+    assert (await ask(wire, server, method="PUT", body=BODY)).body == BODY
+    assert [body for _, body in server.requests] == [b"", BODY]
+    assert server.connections == 2
+
+
 async def test_a_new_connection_that_the_server_closes(wire: Wire, server: ToldHttp) -> None:
     server.pieces = [None]
     with pytest.raises(ConnectionError):

@@ -24,6 +24,7 @@ struct worker {
     CURLM *multi;
     CURLSH *share; /* TLS sessions, for the next handshakes */
     struct transfer *running;
+    int *kept_fds; /* see `struct transfer` */
     struct transfer *ended[HASHED_AT_A_TIME]; /* since the last turn */
     int ended_count;
     _Atomic unsigned load; /* transfers that have not ended */
@@ -220,6 +221,7 @@ static void start(struct worker *worker, struct transfer *transfer) {
     /* Never a used handle: libcurl 7.88 keeps a pointer to the last header of its last answer, and
      * uses it if the next answer begins with a line that continues a header. */
     CURL *easy = curl_easy_init();
+    transfer->kept_fds = worker->kept_fds;
     bool is_ready = easy != NULL && transfer_prepare(transfer, easy, worker->share);
     if (!is_ready || curl_multi_add_handle(worker->multi, easy) != CURLM_OK) {
         if (easy != NULL) curl_easy_cleanup(easy);
@@ -348,6 +350,7 @@ static void *work(void *argument) {
 static void free_worker(struct worker *worker) {
     if (worker->multi) curl_multi_cleanup(worker->multi);
     if (worker->share) curl_share_cleanup(worker->share);
+    free(worker->kept_fds);
     pthread_mutex_destroy(&worker->lock);
 }
 
@@ -361,8 +364,9 @@ static int make_worker(struct engine *engine, struct worker *worker) {
     errno = 0;
     worker->multi = curl_multi_init();
     worker->share = curl_share_init();
+    worker->kept_fds = calloc(PORTS, sizeof *worker->kept_fds);
     /* Without descriptors, libcurl makes a handle that can't be woken. */
-    if (worker->multi == NULL || worker->share == NULL ||
+    if (worker->multi == NULL || worker->share == NULL || worker->kept_fds == NULL ||
         curl_multi_wakeup(worker->multi) != CURLM_OK)
         error = errno ? errno : ENOMEM;
     if (!error) {

@@ -31,6 +31,7 @@ enum {
     MOST_INTERIM_HEADS = 10, /* with a status of 1xx, before the answer */
     MOST_ERROR_BYTES = 64 << 10, /* of an answer with a status from 300 on; the rest is not read */
     MOST_EXPECTED = 8,
+    PORTS = 1 << 16,
 };
 
 /* How a transfer has ended. The numbers are those of `End` in wire.py. */
@@ -107,6 +108,7 @@ struct transfer {
     /* Used by the thread alone. */
     struct worker *worker;
     CURL *easy;
+    int *kept_fds; /* of connections that were kept, by their local ports */
     size_t skip_bytes; /* of the body, before what the sink receives */
     bool stops_when_full;
     size_t body_position;

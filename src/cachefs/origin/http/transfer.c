@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -255,10 +256,43 @@ static curl_socket_t open_socket(void *none, curlsocktype purpose, struct curl_s
     return socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 }
 
+/* Note a connection that may be used again. */
+static void note_kept(struct transfer *transfer) {
+    curl_socket_t fd = CURL_SOCKET_BAD;
+    long port = 0;
+    curl_easy_getinfo(transfer->easy, CURLINFO_ACTIVESOCKET, &fd);
+    curl_easy_getinfo(transfer->easy, CURLINFO_LOCAL_PORT, &port);
+    if (fd != CURL_SOCKET_BAD && port > 0 && port < PORTS) transfer->kept_fds[port] = fd;
+}
+
+/* Bytes that came on a kept connection after an answer would be taken for the next one: libcurl 7.88
+ * looks only whether the connection has ended. So end it: libcurl then can't send the request, and
+ * uses another connection. */
+static void end_if_unread(const struct transfer *transfer, int port) {
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } own;
+    socklen_t size = sizeof own;
+    long connects = 0;
+    char byte;
+    curl_easy_getinfo(transfer->easy, CURLINFO_NUM_CONNECTS, &connects);
+    if (connects || port <= 0 || port >= PORTS) return;
+    int fd = transfer->kept_fds[port];
+    /* Another connection may have had the same port meanwhile, and its descriptor another file. */
+    if (getsockname(fd, &own.any, &size) < 0) return;
+    if (own.any.sa_family == AF_INET6 ? own.v6.sin6_port != htons(port)
+                                      : own.any.sa_family != AF_INET || own.v4.sin_port != htons(port))
+        return;
+    if (recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0) shutdown(fd, SHUT_RDWR);
+}
+
 /* The connection is there, and the request is sent now. */
 static int begin_request(void *data, char *to, char *from, int to_port, int from_port) {
     struct transfer *transfer = data;
-    (void)to, (void)from, (void)to_port, (void)from_port;
+    (void)to, (void)from, (void)to_port;
+    end_if_unread(transfer, from_port);
     transfer->is_sent = true;
     if (transfer->body_fd < 0) transfer->body_position = 0; /* it may be sent once more */
     transfer->moved_ms = now_ms();
@@ -409,6 +443,7 @@ void transfer_conclude(struct transfer *transfer, CURLcode code) {
     curl_easy_getinfo(transfer->easy, CURLINFO_NUM_CONNECTS, &connects);
     curl_easy_getinfo(transfer->easy, CURLINFO_PRETRANSFER_TIME_T, &sent);
     transfer->first_byte_us = first > sent ? first - sent : 0;
+    if (transfer->end == END_DONE) note_kept(transfer);
     transfer->was_kept = transfer->is_sent && connects == 0;
 }
 
