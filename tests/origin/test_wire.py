@@ -381,6 +381,16 @@ async def test_what_comes_after_an_answer_answers_nothing(
     assert server.connections == 2
 
 
+@pytest.mark.parametrize("first", [told(b"abc"), told(b""), chunked(b"abc")])
+async def test_what_comes_with_an_answer_answers_nothing(
+    first: bytes, wire: Wire, server: ToldHttp
+) -> None:
+    for method in ("GET", "PUT", "HEAD"):
+        server.answers = [[first + told(b"other")]]
+        await ask(wire, server, method=method)
+        assert (await ask(wire, server)).body == BODY
+
+
 async def test_a_new_connection_that_the_server_closes(wire: Wire, server: ToldHttp) -> None:
     server.pieces = [None]
     with pytest.raises(ConnectionError):
