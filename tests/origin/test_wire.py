@@ -537,6 +537,27 @@ async def test_a_proxy_gets_the_request(wire: Wire, server: ToldHttp) -> None:
     assert "pass" not in repr(proxy)
 
 
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (b"HTTP/1.1 407 No\r\ncontent-length: 999999999\r\n\r\n", b"x" * 65536),
+        (b"HTTP/1.1 503 No\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000),
+        (b"HTTP/1.1 200 OK\r\n", b"x: y\r\n" * 10_000),
+    ],
+)
+async def test_a_proxy_that_refuses(
+    head: bytes, piece: bytes, wire: Wire, server: ToldHttp
+) -> None:
+    """The engine does not read on. Other requests would wait meanwhile."""
+    server.pieces = [head, *endless(piece)]
+    request = Request("GET", "https://store.invalid/k", {}, BOUNDS, Route(proxy=server.url))
+    with pytest.raises(ConnectionError, match=r"closed \((407|503|0)\)"):
+        await wire.send(request)
+    assert server.heads[0].startswith(b"CONNECT store.invalid:443")
+    await until(lambda: server.open == 0)
+    assert server.sent_bytes < 16 << 20
+
+
 async def test_closed(server: ToldHttp) -> None:
     wire = Wire(2)
     await ask(wire, server)

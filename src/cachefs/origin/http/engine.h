@@ -116,6 +116,7 @@ struct transfer {
     uint64_t moved_ms; /* when bytes moved last */
     bool is_sent;
     int heads, lines;
+    long proxy_status; /* of the answer to CONNECT */
     size_t line_bytes;
     bool is_head_complete, fits;
     bool is_decided; /* `end` says how it ends, whatever libcurl says of it */

@@ -152,10 +152,25 @@ static bool end_head(struct transfer *transfer, size_t count) {
     return true;
 }
 
+/* A line of a proxy's answer to CONNECT. libcurl would read the body of a refusal byte by byte, and
+ * nothing else meanwhile. */
+static size_t take_proxy_line(struct transfer *transfer, const char *line, size_t count) {
+    if (!is_bounded(transfer, count)) return fail(transfer, END_CLOSED, 0);
+    if (transfer->lines == 1) {
+        const char *space = memchr(line, ' ', count);
+        transfer->proxy_status = space != NULL ? strtol(space, NULL, 10) : 0;
+    }
+    if (line[0] != '\r' && line[0] != '\n') return count;
+    transfer->lines = 0;
+    transfer->line_bytes = 0;
+    return transfer->proxy_status < 300 ? count : fail(transfer, END_CLOSED, transfer->proxy_status);
+}
+
 static size_t take_line(char *line, size_t size, size_t count, void *data) {
     struct transfer *transfer = data;
     count *= size;
     transfer->moved_ms = now_ms();
+    if (!transfer->is_sent) return take_proxy_line(transfer, line, count);
     if (transfer->heads == 0 && transfer->patience_ms) transfer->began_ms = transfer->moved_ms;
     if (transfer->is_head_complete) /* a trailer */
         return is_bounded(transfer, count) ? count : fail(transfer, END_BROKEN, 0);
@@ -251,8 +266,10 @@ static int seek_body(void *data, curl_off_t offset, int origin) {
 }
 
 /* As libcurl does it, but no other program inherits the connection: it would stay open there. */
-static curl_socket_t open_socket(void *none, curlsocktype purpose, struct curl_sockaddr *address) {
-    (void)none, (void)purpose;
+static curl_socket_t open_socket(void *data, curlsocktype purpose, struct curl_sockaddr *address) {
+    struct transfer *transfer = data;
+    (void)purpose;
+    transfer->is_sent = false; /* nor was it on a kept connection that had ended */
     return socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 }
 
@@ -315,7 +332,6 @@ static void set_route(const struct transfer *transfer, CURL *easy) {
     /* An empty proxy: libcurl would read http_proxy and others itself. */
     curl_easy_setopt(easy, CURLOPT_PROXY, transfer->proxy ? transfer->proxy : "");
     curl_easy_setopt(easy, CURLOPT_NOPROXY, "");
-    curl_easy_setopt(easy, CURLOPT_SUPPRESS_CONNECT_HEADERS, 1L);
     curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     curl_easy_setopt(easy, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
@@ -380,6 +396,7 @@ bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share) {
     curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_body);
     curl_easy_setopt(easy, CURLOPT_WRITEDATA, transfer);
     curl_easy_setopt(easy, CURLOPT_OPENSOCKETFUNCTION, open_socket);
+    curl_easy_setopt(easy, CURLOPT_OPENSOCKETDATA, transfer);
     curl_easy_setopt(easy, CURLOPT_PREREQFUNCTION, begin_request);
     curl_easy_setopt(easy, CURLOPT_PREREQDATA, transfer);
     curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer->error);
