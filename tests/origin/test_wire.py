@@ -357,6 +357,37 @@ async def test_time_without_progress_counts_bytes_that_are_sent(
     nursery.cancel_scope.cancel()
 
 
+async def test_time_without_progress_counts_bytes_that_are_sent_once_more(
+    wire: Wire, nursery: trio.Nursery
+) -> None:
+    """A kept connection ends after the whole body, and the next one takes it slowly."""
+    body = bytes(16 << 20)
+    connections = 0
+
+    async def take(stream: trio.SocketStream) -> None:
+        nonlocal connections
+        connections += 1
+        is_slow = connections == 2
+        if not is_slow:
+            await stream.receive_some()
+            await stream.send_all(told(b""))
+        received = 0
+        while received < len(body) and (data := await stream.receive_some(1 << 18)):
+            received += len(data)
+            await trio.sleep(0.01 if is_slow else 0)
+        if is_slow:
+            await stream.send_all(told(b""))
+
+    serve = trio.serve_tcp
+    listeners = await nursery.start(lambda task_status: serve(take, 0, task_status=task_status))
+    url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"
+    assert (await wire.send(Request("GET", url, {}, BOUNDS))).status == 200
+    request = Request("PUT", url, {}, Bounds(5, 0.4), Route(), body)
+    assert (await wire.send(request)).status == 200
+    assert connections == 2
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_kept_connection_that_the_server_has_closed(wire: Wire, server: ToldHttp) -> None:
     await ask(wire, server)
     server.answers = [[None]]
