@@ -676,3 +676,20 @@ async def test_a_reply_must_be_a_part_of_the_sink(
     with pytest.raises(ValueError, match="a part of the sink"):
         await begun(wire, server, part=part)
     assert not server.heads
+
+
+async def test_a_patient_transfer_wakes_the_loop_with_others_or_soon(
+    wire: Wire, server: ToldHttp
+) -> None:
+    ended: list[Transfer] = []
+    request = Request("GET", f"{server.url}/x", {}, BOUNDS)
+
+    def begin() -> None:
+        sink = Into(expected=EXPECTED)
+        wire.begin(request, sink, None, ended.append, is_patient=True)
+
+    begin()
+    await until(lambda: len(ended) == 1)  # alone
+    for _ in range(30):
+        begin()
+    await until(lambda: len(ended) == 31)

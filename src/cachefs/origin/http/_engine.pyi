@@ -23,6 +23,7 @@ class Engine:
         expected: Expected | None,
         wants_md5: bool,
         reply: tuple[int, int, int, bytes | None] | None,
+        is_patient: bool,
         bounds: tuple[int, int, int, int, int],
         route: tuple[str | None, str | None, str | None, int],
         /,
@@ -32,7 +33,8 @@ class Engine:
         first byte may take. `route`: the proxy, the file and the directory of CAs, and the most
         seconds that a used connection was idle. `reply`: answer the READ of the kernel with this
         number by so many bytes of the sink from an offset on, as soon as the sink is full by an
-        expected answer, which has this MD5.
+        expected answer, which has this MD5. With `is_patient`, `fileno` may become readable a
+        little later, for several transfers together.
 
         The body of an answer 200 or 206 goes to the sink, if there is one: at once if the answer is
         `expected`, else after `Transfer.go_on`. Raises `ValueError` for a header that can't be

@@ -17,6 +17,10 @@
 #define LOOK_MS 100   /* how often a thread looks for transfers in which nothing moves */
 #define ASLEEP_MS 60000
 #define HASHED_AT_A_TIME 64
+/* The reader of the list sleeps until so many patient transfers have ended, or one so long ago. It
+ * costs 50 us to wake it. */
+#define PATIENT_MOST 8
+#define PATIENT_MS 2
 
 struct worker {
     struct engine *engine;
@@ -27,6 +31,7 @@ struct worker {
     int *kept_fds; /* see `struct transfer` */
     struct transfer *ended[HASHED_AT_A_TIME]; /* since the last turn */
     int ended_count;
+    uint64_t patient_since_ms; /* when it told of one for which it did not wake the reader; 0: none */
     _Atomic unsigned load; /* transfers that have not ended */
 
     pthread_mutex_t lock;
@@ -40,21 +45,27 @@ struct engine {
     struct worker *workers;
     pthread_mutex_t lock;
     struct transfer *told, **last_told;
+    unsigned patient; /* in the list */
+    bool is_woken;    /* the reader of the list is, or will be, awake */
 };
 
-/* Add a transfer to the list. The lock of the engine is held. Return whether the list was empty. */
-static bool tell(struct engine *engine, struct transfer *transfer) {
-    bool was_empty = engine->told == NULL;
-    if (transfer->is_told) return false;
+/* Add a transfer to the list. The lock of the engine is held. */
+static void tell(struct engine *engine, struct transfer *transfer) {
+    if (transfer->is_told) return;
     transfer->is_told = true;
     transfer->next_told = NULL;
     *engine->last_told = transfer;
     engine->last_told = &transfer->next_told;
-    return was_empty;
 }
 
+/* Wake the reader of the list, if it sleeps and the list is not empty. Takes the lock. */
 static void wake_reader(struct engine *engine) {
     uint64_t one = 1;
+    pthread_mutex_lock(&engine->lock);
+    bool sleeps = !engine->is_woken && engine->told != NULL;
+    if (sleeps) engine->is_woken = true;
+    pthread_mutex_unlock(&engine->lock);
+    if (!sleeps) return;
     while (write(engine->fd, &one, sizeof one) < 0 && errno == EINTR) {
     }
 }
@@ -62,13 +73,12 @@ static void wake_reader(struct engine *engine) {
 void engine_hold(struct transfer *transfer) {
     struct engine *engine = transfer->worker->engine;
     pthread_mutex_lock(&engine->lock);
-    bool wakes = false;
     if (!transfer->is_held) {
         transfer->is_held = true;
-        wakes = tell(engine, transfer);
+        tell(engine, transfer);
     }
     pthread_mutex_unlock(&engine->lock);
-    if (wakes) wake_reader(engine);
+    wake_reader(engine);
 }
 
 struct transfer *engine_collect(struct engine *engine, bool *is_ended) {
@@ -78,6 +88,8 @@ struct transfer *engine_collect(struct engine *engine, bool *is_ended) {
         uint64_t count; /* nobody adds to the list meanwhile */
         ssize_t got = read(engine->fd, &count, sizeof count);
         (void)got;
+        engine->is_woken = false;
+        engine->patient = 0;
     } else {
         engine->told = first->next_told;
         if (engine->told == NULL) engine->last_told = &engine->told;
@@ -172,11 +184,24 @@ static void publish(struct worker *worker) {
     bool wakes = false;
     for (int at = 0; at < worker->ended_count; at++) {
         worker->ended[at]->is_ended = true;
-        if (tell(engine, worker->ended[at])) wakes = true;
+        tell(engine, worker->ended[at]);
+        if (!worker->ended[at]->is_patient || ++engine->patient >= PATIENT_MOST) wakes = true;
     }
     pthread_mutex_unlock(&engine->lock);
     worker->ended_count = 0;
-    if (wakes) wake_reader(engine);
+    if (wakes)
+        wake_reader(engine);
+    else if (!worker->patient_since_ms)
+        worker->patient_since_ms = now_ms();
+}
+
+/* Return how long the thread may sleep. Wake the reader if it was patient for long enough. */
+static int sleep_ms(struct worker *worker) {
+    if (!worker->patient_since_ms) return worker->running ? LOOK_MS : ASLEEP_MS;
+    if (now_ms() < worker->patient_since_ms + PATIENT_MS) return PATIENT_MS;
+    worker->patient_since_ms = 0;
+    wake_reader(worker->engine);
+    return worker->running ? LOOK_MS : ASLEEP_MS;
 }
 
 /* The transfer has ended. Its commands are of no effect any more. */
@@ -337,8 +362,8 @@ static void *work(void *argument) {
             look_at = now + LOOK_MS;
         }
         if (worker->ended_count) publish(worker);
-        if (falls_asleep(worker))
-            curl_multi_poll(worker->multi, NULL, 0, worker->running ? LOOK_MS : ASLEEP_MS, NULL);
+        int most_ms = sleep_ms(worker);
+        if (falls_asleep(worker)) curl_multi_poll(worker->multi, NULL, 0, most_ms, NULL);
         note_awake(worker);
     }
     while (worker->running)

@@ -77,6 +77,7 @@ struct transfer {
     int sink_fd; /* owned, or -1 */
     off_t sink_offset;
     size_t room_bytes;
+    bool is_patient; /* the reader of the list may be woken for it PATIENT_MS later */
     bool wants_md5; /* of the body, in the sink or collected */
     /* An answer of this status with these headers goes to the sink without a question. */
     int expected_status;

@@ -161,17 +161,19 @@ static bool set_all(TransferObject *self, PyObject *args) {
     struct transfer *transfer = self->transfer;
     const char *method, *url, *proxy, *ca_file, *ca_path;
     PyObject *headers, *body, *sink, *expected, *reply;
-    int wants_md5;
-    if (!PyArg_ParseTuple(args, "ssO!OOOpO(nllll)(zzzl):start", &method, &url, &PyTuple_Type,
-                          &headers, &body, &sink, &expected, &wants_md5, &reply, &transfer->most_bytes,
-                          &transfer->connect_ms, &transfer->idle_ms, &transfer->total_ms,
-                          &transfer->patience_ms, &proxy, &ca_file, &ca_path, &transfer->most_idle_s))
+    int wants_md5, is_patient;
+    if (!PyArg_ParseTuple(args, "ssO!OOOpOp(nllll)(zzzl):start", &method, &url, &PyTuple_Type,
+                          &headers, &body, &sink, &expected, &wants_md5, &reply, &is_patient,
+                          &transfer->most_bytes, &transfer->connect_ms, &transfer->idle_ms,
+                          &transfer->total_ms, &transfer->patience_ms, &proxy, &ca_file, &ca_path,
+                          &transfer->most_idle_s))
         return false;
     if (!is_clean(url) || !is_clean(method)) {
         PyErr_SetString(PyExc_ValueError, "the address of the request is not printable");
         return false;
     }
     transfer->wants_md5 = wants_md5;
+    transfer->is_patient = is_patient;
     return copy_text(&transfer->method, method) && copy_text(&transfer->url, url) &&
            copy_text(&transfer->proxy, proxy) && copy_text(&transfer->ca_file, ca_file) &&
            copy_text(&transfer->ca_path, ca_path) && set_headers(transfer, headers) &&

@@ -181,12 +181,14 @@ class Wire:
         md5: bytes | None,
         on_ended: Callable[[Transfer], None],
         reply: Reply | None = None,
+        is_patient: bool = False,
     ) -> Transfer:
         """Send a request for which no task waits, and call `on_ended` on the loop when it has
         ended. Only an expected answer is received. With `md5`, the MD5 is computed. If there is a
         `reply`, it is sent before, unless the bytes have another MD5: see `Transfer.is_replied`.
-        Raises `OSError`, and `ValueError` for what can't be sent."""
-        transfer = self._start(request, sink, md5 is not None, md5, reply)
+        With `is_patient`, `on_ended` is called for several of them together, a little later. Raises
+        `OSError`, and `ValueError` for what can't be sent."""
+        transfer = self._start(request, sink, md5 is not None, md5, reply, is_patient)
         transfer.waiter = _Ending(on_ended)
         return transfer
 
@@ -211,6 +213,7 @@ class Wire:
         wants_md5: bool,
         told_md5: bytes | None = None,
         reply: Reply | None = None,
+        is_patient: bool = False,
     ) -> Transfer:
         if self._closed:
             raise ConnectionError("the mount is shutting down")
@@ -229,6 +232,7 @@ class Wire:
             None if sink is None else sink.expected,
             wants_md5,
             None if reply is None else (reply.unique, reply.offset, reply.length, told_md5),
+            is_patient,
             (
                 bounds.most_bytes,
                 _ms(bounds.connect_s),
@@ -362,7 +366,7 @@ class _Batch:
         try:
             for number, request, sink in self._requests:
                 take = partial(self._take, number)
-                self._running.add(self._wire.begin(request, sink, None, take))
+                self._running.add(self._wire.begin(request, sink, None, take, None, True))
                 return
         except Exception as error:  # `wait` raises it
             self._failure = error
