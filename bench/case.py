@@ -1,9 +1,11 @@
 """The context of every case: a server, directories, and the amount of work."""
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ class Scale:
 FULL = Scale(rounds=3, small_files=5_000, large_bytes=512 << 20, names=100_000, warm_passes=3)
 QUICK = Scale(rounds=3, small_files=1_500, large_bytes=256 << 20, names=20_000, warm_passes=3)
 _DIRECTORY_FILES = 100
+_LEAST_ROUND_S = 60.0
 
 
 @dataclass(slots=True)
@@ -37,7 +40,9 @@ class Bench:
     store: Any = None
     ends_at: float = math.inf
     """When the time for the run is over, by `time.monotonic`."""
-    _mounts: int = 0
+    tree: Path | None = None
+    """The work tree of the cachefs that is mounted; None for the installed one."""
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _made: dict[str, Any] = field(default_factory=dict)
 
     def mount(self, prefix: str, *options: str, endpoint: str | None = None) -> rig.Mount:
@@ -45,14 +50,37 @@ class Bench:
 
         Its origin is `endpoint`, by default the server itself.
         """
-        self._mounts += 1
         return rig.Mount(
-            self.directory / f"mount-{self._mounts}",
+            self.directory / f"mount-{next(self._numbers)}",
             f"s3://{rig.BUCKET}/{prefix}",
-            self.server.environment,
+            self.environment,
             endpoint or self.server.endpoint,
             ["--cache-size", "8GiB", "--free-space-ratio", "0.01", *options],
         )
+
+    def of_tree(self, tree: Path) -> "Bench":
+        """Return the same run with the cachefs of another work tree, whose compiled parts are
+        built."""
+        return replace(self, tree=tree)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `cachefs` needs in its environment: keys of the server, and where its code is."""
+        code = {} if self.tree is None else {"PYTHONPATH": str(self.tree / "src")}
+        return {**self.server.environment, **code}
+
+    def rounds(self, title: str, most: int) -> Iterator[int]:
+        """Yield the numbers of rounds, from 0 on, while the longest of them would end in time, but
+        at least one."""
+        longest_s, began = _LEAST_ROUND_S, time.monotonic()
+        for turn in range(most):
+            if turn:
+                longest_s, began = max(longest_s, time.monotonic() - began), time.monotonic()
+            if turn and time.monotonic() + longest_s > self.ends_at:
+                self.say(f"{title}: no time for round {turn + 1}")
+                return
+            self.say(f"{title}: round {turn + 1} of {most}")
+            yield turn
 
     @property
     def list_file(self) -> Path:

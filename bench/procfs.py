@@ -102,6 +102,17 @@ def cpu_s(pid: int) -> float:
     return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
 
 
+def cpu_s_of_threads(pid: int) -> dict[int, float]:
+    """Return the CPU seconds of each living thread of a process, by its id; nothing if the process
+    is gone."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for task in (_PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError):
+                found[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
 def _state_and_parent(entry: Path) -> tuple[str, int] | None:
     try:
         stat = (entry / "stat").read_text()

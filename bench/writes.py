@@ -1,13 +1,13 @@
 """Write to mounts: one large file, many small files, a checkpoint; and read beside it.
 
-The contestants are cachefs, JuiceFS and rclone, s3fs if it is installed, and geesefs if `GEESEFS`
-names its binary, each so that the store has a file when its writer goes on. obstore, without any
+The contestants are cachefs, JuiceFS and rclone, s3fs if it is installed, and geesefs and
+mountpoint-s3 if `GEESEFS` and `MOUNTPOINT_S3` name their binaries, each so that the store has a
+file when its writer goes on. obstore, without any
 file system, is the floor. They take turns in each round, and each row shows the median of the
 ratios of the rounds.
 """
 
 import os
-import shlex
 import statistics
 import time
 from collections import defaultdict
@@ -18,8 +18,8 @@ from pathlib import Path
 
 from bench import rig
 from bench.case import Bench, shuffled, small_sizes
-from bench.peers.contestants import Cachefs, JuiceFS, Rclone, S3fs
-from bench.peers.peer import Cache, ForegroundPeer, Peer
+from bench.peers.contestants import Cachefs, Geesefs, JuiceFS, Mountpoint, Rclone, S3fs
+from bench.peers.peer import Cache, Peer
 from bench.report import Row, ratio_row
 
 MIB = 1 << 20
@@ -27,13 +27,12 @@ WRITERS = 16
 CHECKPOINT_SHARE = 4
 """The checkpoint has this part of the bytes of the large file."""
 ROUNDS = 5
-_LEAST_ROUND_S = 60.0
 _PIECE_BYTES = 8 * MIB
 _FLOOR = "obstore"
 _CLOSES_BEFORE = {"geesefs"}
 """Peers whose close waits for no upload. Their writers sync each file, because their option
 --fsync-on-close waits in RELEASE, and no close waits for that (core/goofys_fuse.go)."""
-_FAILURES = (RuntimeError, OSError, TimeoutError)
+FAILURES = (RuntimeError, OSError, TimeoutError)
 
 
 class WritableRclone(Rclone):
@@ -48,31 +47,20 @@ class WritableRclone(Rclone):
         ]  # fmt: skip
 
 
-class Geesefs(ForegroundPeer):
-    """geesefs, whose binary the environment variable `GEESEFS` names."""
+class WritableGeesefs(Geesefs):
+    """geesefs without a cache on disk."""
 
-    kind = "geesefs"
-    bucket = rig.BUCKET
+    def words(self, cache: Cache) -> list[str]:
+        """Return the options of its mount."""
+        return self.options
 
-    @classmethod
-    def missing(cls) -> str | None:
-        binary = os.environ.get("GEESEFS")
-        return None if binary and os.access(binary, os.X_OK) else "GEESEFS names no binary"
 
-    def version(self) -> str:
-        return "unknown"
+class WritableMountpoint(Mountpoint):
+    """mountpoint-s3 without a cache: a file can be read only after it was closed."""
 
-    @property
-    def command_line(self) -> str:
-        return shlex.join(self._command)
-
-    def _mount(self, cache: Cache) -> None:
-        server = self.bench.server
-        command = [
-            os.environ["GEESEFS"], "--endpoint", server.endpoint, "--region", server.region,
-            "-f", "--memory-limit", "1000", *self.options, rig.BUCKET, str(self.path),
-        ]  # fmt: skip
-        self.start(command, server.environment)
+    def words(self, cache: Cache) -> list[str]:
+        """Return the options of its mount."""
+        return self.options
 
 
 @dataclass(slots=True)
@@ -99,37 +87,43 @@ class Figures:
 
 def writes(bench: Bench) -> list[Row]:
     """Return the figures of as many rounds as there is time for, at least one."""
-    peers: list[Peer] = [Cachefs(bench, ["--rw"]), JuiceFS(bench), WritableRclone(bench)]
-    if S3fs.missing() is None:
-        peers.append(S3fs(bench, ["rw"]))
-    if Geesefs.missing() is None:
-        peers.append(Geesefs(bench))
+    peers = [Cachefs(bench, ["--rw"]), *others(bench)]
     for peer in peers:
         peer.prepare()
     figures = Figures()
-    for turn in _rounds(bench):
+    for turn in bench.rounds("writes", ROUNDS):
         _floor(bench, figures, turn)
         for peer in peers[turn % len(peers) :] + peers[: turn % len(peers)]:
             try:
                 with peer.fresh() as root:
                     _Round(bench, figures, peer, turn).run(root / f"{peer.name}-{turn}")
-            except _FAILURES as error:
+            except FAILURES as error:
                 bench.say(f"writes: {peer.name} failed: {error}")
                 peer.abandon()
     return _rows(bench, figures, [peer.name for peer in peers])
 
 
-def _rounds(bench: Bench) -> Iterator[int]:
-    """Yield the numbers of rounds while the longest of them would end in time."""
-    longest_s, began = _LEAST_ROUND_S, time.monotonic()
-    for turn in range(ROUNDS):
-        if turn:
-            longest_s, began = max(longest_s, time.monotonic() - began), time.monotonic()
-        if turn and time.monotonic() + longest_s > bench.ends_at:
-            bench.say(f"writes: no time for round {turn + 1}")
-            return
-        bench.say(f"writes: round {turn + 1} of {ROUNDS}")
-        yield turn
+def others(bench: Bench) -> list[Peer]:
+    """Return the contestants beside cachefs that this machine has."""
+    peers = [
+        JuiceFS(bench), WritableRclone(bench), S3fs(bench, ["rw"]), WritableGeesefs(bench),
+        WritableMountpoint(bench),
+    ]  # fmt: skip
+    return [peer for peer in peers if peer.missing() is None]
+
+
+def write(
+    bench: Bench,
+    peer: Peer,
+    root: Path,
+    files: Sequence[tuple[str, int]],
+    writers: int = 1,
+    how: str | None = None,
+) -> rig.Reading:
+    """Let writers write files, of which each has a name below `root` and a size in bytes, so that
+    the store has a file when its writer goes on (see writer.py for `how`)."""
+    how = how or ("SYNC" if peer.kind in _CLOSES_BEFORE else "CLOSE")
+    return rig.write_files(root, files, writers, how=how, list_file=bench.list_file)
 
 
 def _small(bench: Bench) -> list[tuple[str, int]]:
@@ -168,7 +162,7 @@ class _Round:
     def _note(self, figure: str, measure: Callable[[Path], float], root: Path) -> None:
         try:
             value: float | None = measure(root)
-        except _FAILURES as error:
+        except FAILURES as error:
             self._bench.say(f"writes: {self._peer.name}, {figure}: {error}")
             value = None
         self._figures.add(figure, self._peer.name, value)
@@ -197,8 +191,7 @@ class _Round:
         writers: int = 1,
         how: str | None = None,
     ) -> rig.Reading:
-        how = how or ("SYNC" if self._peer.kind in _CLOSES_BEFORE else "CLOSE")
-        return rig.write_files(root, files, writers, how=how, list_file=self._bench.list_file)
+        return write(self._bench, self._peer, root, files, writers, how)
 
     def _read(self, readers: int, root: Path) -> float:
         bench = self._bench

@@ -1,5 +1,8 @@
 """`python -m bench.peers` compares cachefs, JuiceFS, rclone, s3fs-fuse and the local disk.
 
+If the environment variables GEESEFS and MOUNTPOINT_S3 name their binaries, geesefs and
+mountpoint-s3 take part, too.
+
 It starts an S3 server on loopback, mounts each peer as its manual advises, and runs each workload
 on the peers in turn, on the same data. A whole run writes bench/RESULTS.md and bench/peers.svg; a
 part of it (--quick, --only, --peers) writes both to bench/out. All values are in peers.json in
@@ -30,7 +33,7 @@ WORKLOADS = {
     "warmup": 1, "epochs": 3,
 }  # fmt: skip
 """The workloads, with the time that they may take relative to each other."""
-PEER_NAMES = ("cachefs", "JuiceFS", "rclone", "s3fs", "local")
+PEER_NAMES = ("cachefs", "JuiceFS", "rclone", "s3fs", "geesefs", "mountpoint", "local")
 _BENCH = Path(__file__).resolve().parent.parent
 _FULL_S, _QUICK_S = 25 * 60, 5 * 60
 """The time limits. The run makes fewer rounds to keep them, but at least one round per workload. A
@@ -56,7 +59,7 @@ def main() -> None:
         "--peers", type=_peers, default=list(PEER_NAMES), metavar="A,B",
         help=f"these peers only, of {','.join(PEER_NAMES)}",
     )  # fmt: skip
-    for name in ("cachefs", "juicefs", "rclone"):
+    for name in ("cachefs", "juicefs", "rclone", "geesefs", "mountpoint"):
         parser.add_argument(
             f"--{name}-option", action="append", default=[], metavar="WORD",
             help=f"a word more on the command line of {name} mount, as --{name}-option=--verify"

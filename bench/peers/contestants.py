@@ -1,4 +1,4 @@
-"""The peers: cachefs, JuiceFS, rclone, s3fs-fuse, and the same files on the local disk."""
+"""The peers: cachefs, JuiceFS, rclone, s3fs-fuse, geesefs, mountpoint-s3, and the local disk."""
 
 import contextlib
 import os
@@ -16,6 +16,8 @@ from bench.peers.peer import Cache, ForegroundPeer, Peer
 
 _COPIES = 32
 _NO_COMMAND = "it has no command that loads ahead"
+_GEESEFS_MEMORY_BYTES = 1000 << 20
+"""How much geesefs keeps in memory by default, before it uses its cache on disk."""
 
 
 class Cachefs(Peer):
@@ -48,7 +50,7 @@ class Cachefs(Peer):
         self._mounted = rig.Mount(
             self.base,
             f"s3://{rig.BUCKET}",
-            self.bench.server.environment,
+            self.bench.environment,
             self.bench.server.endpoint,
             [*options, *self.options],
         )
@@ -203,6 +205,83 @@ class S3fs(ForegroundPeer):
         self.start(command, {})
 
 
+class _OwnBinary(ForegroundPeer):
+    """A peer that no package brings: an environment variable names its binary."""
+
+    bucket = rig.BUCKET
+    variable: ClassVar[str]
+
+    @classmethod
+    def missing(cls) -> str | None:
+        binary = os.environ.get(cls.variable)
+        usable = binary and os.access(binary, os.X_OK)
+        return None if usable else f"{cls.variable} names no binary of it"
+
+    @property
+    def binary(self) -> str:
+        return os.environ[self.variable]
+
+    @property
+    def command_line(self) -> str:
+        return shlex.join([Path(self.binary).name, *self._command[1:]])
+
+
+class Geesefs(_OwnBinary):
+    """geesefs with a cache on disk, for what doesn't fit into its memory."""
+
+    kind = "geesefs"
+    variable = "GEESEFS"
+    lacks: ClassVar[Mapping[str, str]] = {
+        "warmup": _NO_COMMAND,
+        "epochs.hits": "it may send several GETs for one file, and doesn't count hits itself",
+    }
+
+    def version(self) -> str:
+        return _output(self.binary, "--version").rpartition(" ")[2]
+
+    def words(self, cache: Cache) -> list[str]:
+        """Return the options of its mount. Only its memory has a limit, not its cache on disk."""
+        if cache.size_bytes < _GEESEFS_MEMORY_BYTES:
+            return ["--memory-limit", str(cache.size_bytes >> 20), *self.options]
+        return ["--cache", str(self.cache_dir(cache.in_memory)), *self.options]
+
+    def _mount(self, cache: Cache) -> None:
+        server = self.bench.server
+        command = [
+            self.binary, "-f", "--endpoint", server.endpoint, "--region", server.region,
+            "--stat-cache-ttl", "1h", *self.words(cache), rig.BUCKET, str(self.path),
+        ]  # fmt: skip
+        self.start(command, server.environment)
+
+
+class Mountpoint(_OwnBinary):
+    """mountpoint-s3 with its local cache."""
+
+    kind = "mountpoint"
+    variable = "MOUNTPOINT_S3"
+    lacks: ClassVar[Mapping[str, str]] = {"warmup": _NO_COMMAND}
+
+    def version(self) -> str:
+        return _output(self.binary, "--version").rpartition(" ")[2]
+
+    def words(self, cache: Cache) -> list[str]:
+        """Return the options of its mount."""
+        directory = self.cache_dir(cache.in_memory)
+        directory.mkdir(parents=True, exist_ok=True)
+        return [
+            "--read-only", "--metadata-ttl", "3600", "--cache", str(directory),
+            "--max-cache-size", str(cache.size_bytes >> 20), *self.options,
+        ]  # fmt: skip
+
+    def _mount(self, cache: Cache) -> None:
+        server = self.bench.server
+        command = [
+            self.binary, rig.BUCKET, str(self.path), "--foreground", "--force-path-style",
+            "--endpoint-url", server.endpoint, "--region", server.region, *self.words(cache),
+        ]  # fmt: skip
+        self.start(command, {**server.environment, "AWS_EC2_METADATA_DISABLED": "true"})
+
+
 class Local(Peer):
     """The local files from which the data sets were uploaded, without a mount."""
 
@@ -211,7 +290,7 @@ class Local(Peer):
         **dict.fromkeys(
             ("cold", "large.cold", "lmdb.cold", "warmup", "epochs"), "local files need no fetching"
         ),
-        **dict.fromkeys(("cpu", "rss"), "the kernel does the work"),
+        **dict.fromkeys(("cpu", "rss", "busiest", "most"), "the kernel does the work"),
         "memory": "for local, see the rows of the SSD",
     }
 
@@ -237,7 +316,7 @@ class Local(Peer):
         pass
 
 
-PEERS: tuple[type[Peer], ...] = (Cachefs, JuiceFS, Rclone, S3fs, Local)
+PEERS: tuple[type[Peer], ...] = (Cachefs, JuiceFS, Rclone, S3fs, Geesefs, Mountpoint, Local)
 
 
 def _copy_tree(source: Path, target: Path) -> None:

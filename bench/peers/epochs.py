@@ -60,7 +60,8 @@ def _add(
     files = sum(reading.files for reading in readings)
     own = hit_bytes + missed_bytes
     hits = hit_bytes / own if own else 1 - gets / files
-    lab.measures.add("epochs.hits", peer.name, hits)
+    if "epochs.hits" not in peer.lacks:
+        lab.measures.add("epochs.hits", peer.name, hits)
     speed = files / sum(reading.seconds for reading in readings)
     lab.measures.add("epochs.speed", peer.name, speed)
     read_bytes = sum(reading.bytes for reading in readings)

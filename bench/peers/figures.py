@@ -14,6 +14,8 @@ class Figure:
     title: str
     unit: str
     less_is_better: bool = False
+    follows: bool = False
+    """Whether it follows from another figure, and so tells nothing new about who is ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,14 @@ def _times(workload: str, *rows: tuple[str, str]) -> tuple[Figure, ...]:
 
 def _cpu(key: str, workload: str, title: str) -> Figure:
     return Figure(f"cpu.{key}", workload, f"CPU, {title}", "s/GB", True)
+
+
+def _busiest(key: str, workload: str, title: str, unit: str) -> Figure:
+    return Figure(f"busiest.{key}", workload, f"busiest thread, {title}", unit, True)
+
+
+def _most(key: str, workload: str, title: str, unit: str) -> Figure:
+    return Figure(f"most.{key}", workload, f"one mount's most, {title}", unit, follows=True)
 
 
 SECTIONS = (
@@ -125,6 +135,20 @@ SECTIONS = (
             _cpu("large.dropped", "large", "large file in order, cached, dropped"),
             Figure("rss.cached", "cached", "RSS after reading the small files", "MB", True),
             Figure("rss.names", "names", "RSS after `ls -lR` of the many names", "MB", True),
+        ),
+    ),
+    Section(
+        "On many cores",
+        "CPU of the busiest thread of each mount, and what one mount can reach at most with idle "
+        "cores beside it: 1 / this CPU, if store and network can give so much. For cachefs and "
+        "s3fs-fuse more cores change nothing about it. Programs in Go (JuiceFS, rclone, geesefs) "
+        "and mountpoint-s3, which has an event loop for each core, divide the same work among "
+        "more threads there, so this is the least that they can reach.",
+        (
+            _busiest("cold", "cold", "small files, cold, 16 readers", "ms/file"),
+            _most("cold", "cold", "small files, cold, 16 readers", "files/s"),
+            _busiest("large.cold", "large", "large file in order, cold", "s/GB"),
+            _most("large.cold", "large", "large file in order, cold", "MB/s"),
         ),
     ),
 )

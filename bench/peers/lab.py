@@ -170,14 +170,26 @@ class Lab:
 
     @contextlib.contextmanager
     def cost(self, key: str, peer: Peer) -> Iterator[list[rig.Reading]]:
-        """Record CPU seconds per GB of the readings that the caller adds to the yielded list."""
+        """Record as `cpu.KEY` the CPU seconds per GB of the readings that the caller adds to the
+        yielded list. If there are such figures, also record the share of the busiest thread as
+        `busiest.KEY`, and what follows from it as `most.KEY`."""
         readings: list[rig.Reading] = []
-        before = peer.usage().cpu_s
+        before = peer.usage()
         yield readings
-        spent_s = peer.usage().cpu_s - before
-        if peer.bucket:
-            read_bytes = sum(reading.bytes for reading in readings)
-            self.measures.add(key, peer.name, spent_s / read_bytes * 1e9)
+        after = peer.usage()
+        if not peer.bucket:
+            return
+        read_gb = sum(reading.bytes for reading in readings) / 1e9
+        self.measures.add(f"cpu.{key}", peer.name, (after.cpu_s - before.cpu_s) / read_gb)
+        if busiest := FIGURES.get(f"busiest.{key}"):
+            spent_s = after.busiest_since(before)
+            if busiest.unit == "s/GB":
+                self.measures.add(busiest.key, peer.name, spent_s / read_gb)
+                self.measures.add(f"most.{key}", peer.name, read_gb * 1e3 / spent_s)
+            else:
+                files = sum(reading.files for reading in readings)
+                self.measures.add(busiest.key, peer.name, spent_s / files * 1e3)
+                self.measures.add(f"most.{key}", peer.name, files / spent_s)
 
 
 def run_script(name: str, *arguments: object, site: bool = False) -> list[float]:

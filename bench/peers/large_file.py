@@ -23,7 +23,7 @@ def large_file(lab: Lab) -> None:
         with lab.all_mounted("large"):
             for peer in lab.able("large", turn):
                 if peer.bucket:
-                    with lab.attempt(peer, "large", 90), lab.cost("cpu.large.cold", peer) as read:
+                    with lab.attempt(peer, "large", 90), lab.cost("large.cold", peer) as read:
                         read.append(_in_order(lab, peer, "large.cold"))
             for peer in lab.able("large", turn):
                 with lab.attempt(peer, "large", 90):
@@ -35,7 +35,7 @@ def _cached(lab: Lab, peer: Peer, turn: int) -> None:
     _in_order(lab, peer, "large.warm")
     if rig.can_drop_caches():
         rig.drop_page_cache()
-        with lab.cost("cpu.large.dropped", peer) as read:
+        with lab.cost("large.dropped", peer) as read:
             read.append(_in_order(lab, peer, "large.dropped"))
         rig.drop_page_cache()
         _random(lab, peer, "dropped", turn)

@@ -12,7 +12,8 @@ from bench.report import show
 _INTRODUCTION = (
     "Written by `make bench-peers` (the code stands in `bench/peers`); don't edit. The figures are "
     "medians of rounds in which the peers take turns. **Bold**: the best of the mounts. A dash: "
-    "see the footnote, or not measured. s3fs-fuse is Debian's (`apt-get install s3fs`)."
+    "see the footnote, or not measured. s3fs-fuse is Debian's (`apt-get install s3fs`); GEESEFS "
+    "and MOUNTPOINT_S3 name the binaries of geesefs and mountpoint-s3."
 )
 _COMMAND_LINES = (
     "S3 keys are handed over by environment or a password file. For blocks in memory and for the "
@@ -116,7 +117,7 @@ def _ahead(measures: Measures, peers: Sequence[str]) -> list[str]:
     lines = []
     for figure in FIGURES.values():
         ours = measures.median(figure.key, "cachefs")
-        if ours is None:
+        if ours is None or figure.follows:
             continue
         for peer in peers:
             theirs = measures.median(figure.key, peer)

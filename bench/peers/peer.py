@@ -32,6 +32,15 @@ class Usage:
 
     cpu_s: float
     rss_bytes: int
+    cpu_s_of_threads: dict[int, float]
+    """By the id of each living thread."""
+
+    def busiest_since(self, earlier: "Usage") -> float:
+        """Return the most CPU seconds that one thread has used since then."""
+        return max(
+            seconds - earlier.cpu_s_of_threads.get(thread, 0)
+            for thread, seconds in self.cpu_s_of_threads.items()
+        )
 
 
 class Peer:
@@ -124,10 +133,12 @@ class Peer:
         """Return CPU and memory of the mount's processes until now."""
         pids = self._processes()
         memory = 0
+        threads: dict[int, float] = {}
         for pid in pids:
+            threads |= procfs.cpu_s_of_threads(pid)
             with contextlib.suppress(OSError):
                 memory += procfs.memory_bytes(pid).get("VmRSS", 0)
-        return Usage(sum(map(procfs.cpu_s, pids)), memory)
+        return Usage(sum(map(procfs.cpu_s, pids)), memory, threads)
 
     def cache_dir(self, in_memory: bool) -> Path:
         return (self.bench.directory / "memory" if in_memory else self.base) / f"cache-{self.name}"

@@ -14,12 +14,12 @@ _PANELS = (
 )  # fmt: skip
 _COLOURS = {
     "cachefs": "#d9480f", "JuiceFS": "#2f6f9f", "rclone": "#6a8caf", "s3fs": "#9db4c8",
-    "local": "#b8b8b8",
+    "geesefs": "#5b8c7a", "mountpoint": "#8f7fb5", "local": "#b8b8b8",
 }  # fmt: skip
 _FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 _COLUMNS, _WIDTH, _GAP, _MARGIN = 3, 340, 24, 20
 _HEAD, _STEP, _BAR = 44, 19, 13
-_LABEL, _VALUE = 58, 62
+_LABEL, _VALUE = 72, 62
 """The room for the name before a bar, and for the figure after it."""
 _TOP = 62
 

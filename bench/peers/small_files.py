@@ -26,7 +26,7 @@ def cold(lab: Lab) -> None:
                     if readers == 1:
                         reading = lab.read(peer, "small", order, 1)
                     else:
-                        with lab.cost("cpu.cold", peer) as readings:
+                        with lab.cost("cold", peer) as readings:
                             reading = lab.read(peer, "small", order, readers)
                             readings.append(reading)
                     lab.measures.add(f"cold.{readers}", peer.name, reading.files_s)
@@ -88,7 +88,7 @@ def _dropped(lab: Lab, workload: str, peer: Peer, order: list[str]) -> None:
     for readers in (1, 4):
         rig.drop_page_cache()
         if workload == "cached" and readers == 4:
-            with lab.cost("cpu.cached", peer) as readings:
+            with lab.cost("cached", peer) as readings:
                 reading = lab.read(peer, "small", order, readers)
                 readings.append(reading)
         else:

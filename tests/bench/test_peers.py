@@ -32,6 +32,9 @@ def measures() -> Measures:
     found.add("import.first", "rclone", 12.1)
     found.notes["warmup", "rclone"] = "it has no command that loads ahead"
     found.add("warmup.small", "cachefs", 1500.0)
+    for peer, busiest_ms in (("cachefs", 1.0), ("JuiceFS", 0.25)):
+        found.add("busiest.cold", peer, busiest_ms)
+        found.add("most.cold", peer, 1000 / busiest_ms)
     return found
 
 
@@ -61,6 +64,11 @@ def test_the_page_names_who_is_ahead_and_what_is_missing(measures: Measures) -> 
     )
     assert "## Bars: 1 of 2 met" in page
     assert "- Python packages: first import: JuiceFS, 10 against 12 s (1.20x)" in page
+    assert "- On many cores: busiest thread, small files, cold, 16 readers: JuiceFS, 0.250" in page
+    assert "one mount's most, small files, cold, 16 readers: JuiceFS" not in page
+    assert (
+        "| one mount's most, small files, cold, 16 readers | files/s | 1,000 | **4,000** |" in page
+    )
     assert "first import: rclone" not in page
     assert "| cold, 16 readers | files/s | **1,000** | 500 | - |" in page
     assert "| the small files | files/s | 1,500 | - | - [1] |" in page
@@ -103,7 +111,7 @@ def test_one_workload_with_two_peers(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     values = json.loads((out / "peers.json").read_text())["values"]
-    for figure in ("cold.1", "cold.16"):
+    for figure in ("cold.1", "cold.16", "busiest.cold", "most.cold"):
         assert values[figure].keys() == {"cachefs", "rclone"}, done.stdout
         assert all(found > 0 for rounds in values[figure].values() for found in rounds)
     page = (out / "RESULTS.md").read_text()
