@@ -21,6 +21,8 @@ CASES = (
     "herd", "cached", "cold", "tls", "large", "directory", "load", "hdfs", "metadata", "far",
     "writes", "shared",
 )  # fmt: skip
+_ASKED = ("wire",)
+"""Cases that run only if --only names them. A run with one of them may take twice as long."""
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
 """No case starts after more than this share of the time limit."""
@@ -31,8 +33,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller inputs, under 4 minutes")
     parser.add_argument(
-        "--only", action="append", choices=CASES, help="this case; may be given several times"
+        "--only",
+        action="append",
+        choices=CASES + _ASKED,
+        help="this case; may be given several times; only so: " + ", ".join(_ASKED),
     )
+    parser.add_argument(
+        "--base", type=Path, metavar="DIR",
+        help="another work tree of cachefs, with its compiled parts, that `wire` compares with",
+    )  # fmt: skip
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a bar is missed")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).with_name("out"), help="where results go"
@@ -62,6 +71,8 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     from bench.report import print_report, write
 
     limit_s = _QUICK_S if arguments.quick else _FULL_S
+    if set(_ASKED).intersection(arguments.only or ()):
+        limit_s *= 2
     began = time.monotonic()
     console = Console(highlight=False)
     description = machine.describe(directory)
@@ -80,7 +91,7 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     with rig.server(directory / "server") as server:
         scale = QUICK if arguments.quick else FULL
         bench = Bench(directory, server, scale, say, server.store(), began + limit_s)
-        for name, case in _cases(arguments.only):
+        for name, case in _cases(arguments.only, arguments.base):
             if time.monotonic() - began > limit_s * _LAST_START:
                 say(f"{name}: skipped, the time is over")
                 continue
@@ -99,12 +110,14 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
     return int(arguments.strict and any(row.passed is False for row in rows))
 
 
-def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
-    from bench import hdfs, large_directory, large_file, load, metadata, small_files, writes
+def _cases(only: list[str] | None, base: Path | None) -> list[tuple[str, Callable[..., Any]]]:
+    from functools import partial
+
+    from bench import hdfs, large_directory, large_file, load, metadata, small_files, wire, writes
     from bench.far import case as far
     from bench.shared import case as shared
 
-    cases = {
+    cases: dict[str, Callable[..., Any]] = {
         "herd": small_files.herd,
         "cached": small_files.cached,
         "cold": small_files.cold,
@@ -117,6 +130,7 @@ def _cases(only: list[str] | None) -> "list[tuple[str, Callable[..., Any]]]":
         "far": far.far_origin,
         "writes": writes.writes,
         "shared": shared.shared_tier,
+        "wire": partial(wire.wire, base=base and base.resolve()),
     }
     return [(name, cases[name]) for name in only or CASES]
 

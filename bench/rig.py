@@ -41,6 +41,12 @@ class Server(SeaweedFS):
         """The address for HTTPS. The CA is in `certificates`."""
         return f"https://127.0.0.1:{self._https_port}"
 
+    @property
+    def tls_options(self) -> list[str]:
+        """The words with which `cachefs mount` trusts the CA."""
+        assert self.certificates is not None
+        return ["--ca-file", str(self.certificates.ca)]
+
     def _arguments(self, data: Path, ports: list[int], grpc: list[int]) -> list[str]:
         self._metrics_port, self._https_port = free_ports(2)
         if self.certificates is None:

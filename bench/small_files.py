@@ -121,11 +121,9 @@ def cold(bench: Bench) -> list[Row]:
 def tls(bench: Bench) -> list[Row]:
     """Compare first reads over TLS with those over plain HTTP, of the same server."""
     names = bench.small_files()
-    certificates = bench.server.certificates
-    assert certificates is not None
-    sides = {
-        "plain": (bench.server.endpoint, ()),
-        "tls": (bench.server.tls_endpoint, ("--ca-file", str(certificates.ca))),
+    sides: dict[str, tuple[str, list[str]]] = {
+        "plain": (bench.server.endpoint, []),
+        "tls": (bench.server.tls_endpoint, bench.server.tls_options),
     }
     measured: dict[str, list[float]] = defaultdict(list)
     for turn in range(bench.scale.rounds):

@@ -1,6 +1,5 @@
 """Measure the first epoch over a distant origin, where a reader may wait for each round trip."""
 
-import json
 import random
 import time
 from collections import defaultdict
@@ -10,6 +9,7 @@ from bench import direct, rig
 from bench.case import Bench, discard, shuffled
 from bench.far import siblings
 from bench.far.origin import CONNECTION_MB_S, ROUND_TRIP_MS, far
+from bench.load import load_small
 from bench.report import Row
 
 RANDOM_ORDER_BAR = 27
@@ -20,7 +20,7 @@ LOAD_BAR = 0.85
 _RANDOM_FILES = 200
 _PIECES = 100
 _PIECE_BYTES = 4096
-_IN_FLIGHT = 64
+IN_FLIGHT = 64
 
 
 def far_origin(bench: Bench) -> list[Row]:
@@ -35,11 +35,11 @@ def far_origin(bench: Bench) -> list[Row]:
             order = shuffled(names, 2000 + turn)
             measured["random order"].append(_read(bench, endpoint, order[:_RANDOM_FILES]))
             measured["name order"].append(_read(bench, endpoint, sorted(names), listed=True))
-            measured["large"].append(_read_large(bench, endpoint, large))
+            measured["large"].append(read_large(bench, endpoint))
             measured["pieces"].append(_read_pieces(bench, endpoint, large, turn))
             keys = [f"small/{name}" for name in order]
-            measured["obstore"].append(direct.get_all(store, keys, _IN_FLIGHT).files_s)
-            measured["load"].append(_load(bench, endpoint, len(names)))
+            measured["obstore"].append(direct.get_all(store, keys, IN_FLIGHT).files_s)
+            measured["load"].append(load_small(bench, endpoint=endpoint))
         shuffled_rows = siblings.measure(bench, endpoint)
     case = f"an origin {ROUND_TRIP_MS} ms away, {CONNECTION_MB_S} MB/s on a connection"
     return [
@@ -47,7 +47,7 @@ def far_origin(bench: Bench) -> list[Row]:
         _row(case, "1 reader, name order", "files/s", measured["name order"], NAME_ORDER_BAR),
         _row(case, "large file in order", "MB/s", measured["large"], LARGE_BAR),
         _row(case, "random 4 KiB, first 100", "reads/s", measured["pieces"], PIECES_BAR),
-        _row(case, f"obstore, {_IN_FLIGHT} in flight", "files/s", measured["obstore"], None),
+        _row(case, f"obstore, {IN_FLIGHT} in flight", "files/s", measured["obstore"], None),
         _row(case, "load", "files/s", measured["load"], LOAD_BAR * min(measured["obstore"])),
         *shuffled_rows,
     ]  # fmt: skip
@@ -63,7 +63,9 @@ def _read(bench: Bench, endpoint: str, names: list[str], listed: bool = False) -
     return files_s
 
 
-def _read_large(bench: Bench, endpoint: str, name: str) -> float:
+def read_large(bench: Bench, endpoint: str) -> float:
+    """Read the large file in order, with a new mount and an empty cache. Return MB/s."""
+    name = bench.large_file()
     mount = bench.mount("large", endpoint=endpoint)
     with mount:
         mb_s = rig.read_files(mount.path, [name], chunks=True, list_file=bench.list_file).mb_s
@@ -82,18 +84,6 @@ def _read_pieces(bench: Bench, endpoint: str, name: str, turn: int) -> float:
         seconds = time.monotonic() - began
     discard(mount)
     return _PIECES / seconds
-
-
-def _load(bench: Bench, endpoint: str, count: int) -> float:
-    mount = bench.mount("small", endpoint=endpoint)
-    with mount:
-        began = time.monotonic()
-        job = json.loads(mount.command("load", str(mount.path), "--json"))
-        seconds = time.monotonic() - began
-    discard(mount)
-    if job["state"] != "done":
-        raise RuntimeError(f"the load ended as {job['state']}: {job}")
-    return count / seconds
 
 
 def _row(case: str, figure: str, unit: str, figures: list[float], least: float | None) -> Row:
