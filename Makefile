@@ -61,7 +61,7 @@ format: bootstrap ## let ruff rewrite the sources
 bench: bootstrap ## the benchmark: a table, and JSON in bench/out
 	@.venv/bin/python -m bench
 
-bench-peers: bootstrap ## beside other mounts and ext4, some 25 minutes: bench/RESULTS.md
+bench-peers: bootstrap ## beside other mounts and ext4, some 35 minutes: bench/RESULTS.md
 	@command -v s3fs >/dev/null || [ "$$(id -u)" != 0 ] \
 		|| apt-get -qq -o DPkg::Lock::Timeout=120 install -y --no-install-recommends s3fs >/dev/null || true
 	@.venv/bin/python -m bench.peers

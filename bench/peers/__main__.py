@@ -35,7 +35,7 @@ WORKLOADS = {
 """The workloads, with the time that they may take relative to each other."""
 PEER_NAMES = ("cachefs", "JuiceFS", "rclone", "s3fs", "geesefs", "mountpoint", "local")
 _BENCH = Path(__file__).resolve().parent.parent
-_FULL_S, _QUICK_S = 25 * 60, 5 * 60
+_FULL_S, _QUICK_S = 35 * 60, 5 * 60
 """The time limits. The run makes fewer rounds to keep them, but at least one round per workload. A
 signal ends the run after twice the limit and 5 minutes."""
 _LAST_START = 1.5

@@ -235,6 +235,10 @@ class Geesefs(_OwnBinary):
         "warmup": _NO_COMMAND,
         "epochs.hits": "it may send several GETs for one file, and doesn't count hits itself",
     }
+    remarks: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cached.dropped", "memory.dropped", "large.dropped", "lmdb.dropped"),
+        "from its own memory: it uses its cache on disk for what exceeds 1,000 MB",
+    )
 
     def version(self) -> str:
         return _output(self.binary, "--version").rpartition(" ")[2]
@@ -339,6 +343,5 @@ def _rclone() -> str:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=30, check=False
-    ).stdout.strip()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return (done.stdout or done.stderr).strip()

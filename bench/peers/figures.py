@@ -140,10 +140,10 @@ SECTIONS = (
     Section(
         "On many cores",
         "CPU of the busiest thread of each mount, and what one mount can reach at most with idle "
-        "cores beside it: 1 / this CPU, if store and network can give so much. For cachefs and "
-        "s3fs-fuse more cores change nothing about it. Programs in Go (JuiceFS, rclone, geesefs) "
-        "and mountpoint-s3, which has an event loop for each core, divide the same work among "
-        "more threads there, so this is the least that they can reach.",
+        "cores beside it: 1 / this CPU, if store and network can give so much. For cachefs it is "
+        "the main thread, and more cores change nothing about that. The others divide the same "
+        "work among more threads where there are more cores (Go's scheduler, one event loop for "
+        "each core, or one thread for each request), so for them it is the least.",
         (
             _busiest("cold", "cold", "small files, cold, 16 readers", "ms/file"),
             _most("cold", "cold", "small files, cold, 16 readers", "files/s"),

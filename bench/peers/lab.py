@@ -65,10 +65,10 @@ class Lab:
         """Prepare the peers. Call this once, before the first workload."""
         for peer in self.peers:
             peer.prepare()
-            for beginning, reason in peer.lacks.items():
+            for beginning, note in {**peer.lacks, **peer.remarks}.items():
                 for key, figure in FIGURES.items():
                     if beginning == figure.workload or f"{key}.".startswith(f"{beginning}."):
-                        self.measures.notes[key, peer.name] = reason
+                        self.measures.notes[key, peer.name] = note
 
     def data(self, prefix: str) -> None:
         """Make a data set and copy it into the peers that need a copy, if not done yet."""

@@ -51,6 +51,8 @@ class Peer:
     """The bucket from which it reads, for counting GETs."""
     lacks: ClassVar[Mapping[str, str]] = {}
     """Prefixes of figure keys that this peer can't have, with the reasons."""
+    remarks: ClassVar[Mapping[str, str]] = {}
+    """Prefixes of figure keys that mean something else for this peer, with footnotes."""
 
     def __init__(self, bench: Bench, options: Sequence[str] = (), name: str = "") -> None:
         """Every mount also gets `options`; `name` distinguishes two peers of a kind."""
