@@ -34,7 +34,7 @@ SMALL_BAR, LARGE_BAR, TLS_BAR = 0.9, 0.8, 0.8
 FAR_LARGE_BAR_MB_S = 300.0
 LOAD_BAR, FAR_LOAD_BAR = 1.0, 0.95
 WRITTEN_BAR = 1.2
-_MOST_WRITTEN = 2_000
+_MOST_WRITTEN = 1_000
 _REST_S, _REST_SHARE = 0.3, 0.03
 """A daemon rests when it used less than this share of a core for so long."""
 _MOST_UNREST_S = 10.0
@@ -257,7 +257,8 @@ def _cost_rows(figures: Figures) -> list[Row]:
 def _speed_rows(scale: Scale, figures: Figures) -> list[Row]:
     case = (
         f"{scale.small_files:,} files of 20-180 KB, one of {scale.large_bytes >> 20} MiB; "
-        f"far: {ROUND_TRIP_MS} ms, {CONNECTION_MB_S} MB/s on a connection"
+        f"far: {ROUND_TRIP_MS} ms, {CONNECTION_MB_S} MB/s on a connection; "
+        f"{len(figures['small'][_OURS])} rounds"
     )
 
     def beside(key: str, title: str, unit: str, other: str, bar: float, their: str = "") -> Row:
