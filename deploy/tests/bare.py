@@ -9,6 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.servers.certificates import make_certificates
+from tests.servers.seaweedfs import SeaweedFS
+from tests.servers.tls_front import TlsFront
+
 TOP = Path(__file__).parents[2]
 DIST = TOP / "dist"
 ROOTS = TOP / ".build/roots"
@@ -112,6 +116,24 @@ def check_served(machine: Machine) -> None:
     status = machine.status()
     assert status["state"] == "serving"
     assert status["data_path"]["name"] == "relay", status["data_path"]
+
+
+def check_object_store(machine: Machine, directory: Path) -> None:
+    """A mount of an object store has the data. They speak TLS."""
+    certificates = make_certificates(directory / "tls")
+    shutil.copy(certificates.ca, machine.root / "ca.pem")
+    with SeaweedFS(directory) as store:
+        store.make_bucket("data")
+        store.put("data", "train/0001", b"content")
+        keys = f"AWS_ACCESS_KEY_ID={store.access_key} AWS_SECRET_ACCESS_KEY={store.secret_key}"
+        with TlsFront(certificates, int(store.endpoint.rpartition(":")[2])) as front:
+            place = f"--endpoint https://127.0.0.1:{front.port} --addressing path --ca-file /ca.pem"
+            cache = "--cache-dir /cache-of-store --cache-size 64MiB"
+            machine.run("mkdir /store")
+            machine.run(f"{keys} cachefs mount s3://data /store {place} {cache}")
+            assert machine.run("cat /store/train/0001") == "content"
+            machine.run("cachefs umount /store")
+            assert front.resumed
 
 
 def check_upgrade(machine: Machine, install: str, version: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tests.bare import Machine, built, check_served, check_upgrade
+from deploy.tests.bare import Machine, built, check_object_store, check_served, check_upgrade
 from deploy.tests.newer import VERSION, newer_deb
 
 
@@ -29,11 +29,15 @@ def test_from_the_first_command_to_the_last(machine: Machine, tmp_path: Path) ->
     machine.run(f"apt-get install -y ./{deb.name}")
     machine.run("cachefs mount file:///data /mnt")
     check_served(machine)
+    check_object_store(machine, tmp_path / "store")
 
     assert "python3" not in machine.run("dpkg --list")
     assert "gcc" not in machine.run("dpkg --list").replace("gcc-12-base", "").replace(
         "gcc-14-base", ""
     ).replace("libgcc", "")
+    # The machine updates what speaks TLS.
+    assert "libcurl" not in machine.run("ls /usr/lib/cachefs/lib")
+    assert "libssl" not in machine.run("ls /usr/lib/cachefs/lib")
     for path in (
         "/usr/lib/systemd/system/cachefs@.service",
         "/usr/lib/systemd/system/cachefs-keeper.service",

@@ -213,3 +213,5 @@ def test_what_else_is_in_the_image(host: Host) -> None:
     assert "Usage: cachefs" in host.runc("exec", "daemon", "cachefs", "--help")
     grpc = "/usr/lib/cachefs/bin/python3.11 -c 'import grpc, google.protobuf, pyarrow.parquet'"
     host.runc("exec", "daemon", "sh", "-c", grpc)
+    libcurl = "from cachefs.origin.http import why_not as w; import ssl; assert w() is None, w()"
+    host.runc("exec", "daemon", "/usr/lib/cachefs/bin/python3.11", "-c", libcurl)

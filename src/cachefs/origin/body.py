@@ -1,8 +1,10 @@
 """The body of an answer while it arrives."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from cachefs.origin.http._engine import Room
+if TYPE_CHECKING:
+    from cachefs.origin.http._engine import Room  # needs libcurl, which some sources do without
 
 
 class Body:
@@ -17,9 +19,11 @@ class Body:
         self._count: Callable[[], int] = _nothing
         self._closed = False
 
-    def room(self) -> Room:
+    def room(self) -> "Room":
         """Return where the bytes go, from the first one on."""
         if self._data is None:
+            from cachefs.origin.http._engine import Room
+
             self._data = Room(self.size_bytes)
         return self._data
 

@@ -6,6 +6,7 @@ they are used, so that `cachefs --help` stays fast.
 
 from cachefs.config.source_url import normal_source, refuse_secrets
 from cachefs.errors import UsageError
+from cachefs.origin import http
 from cachefs.origin.base import Origin
 from cachefs.origin.options import OriginOptions
 
@@ -39,6 +40,7 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     if options.requester_pays and options.anonymous:
         raise UsageError("--requester-pays and --anonymous contradict each other: leave one out")
     if scheme == "s3":
+        _check_libcurl(scheme)
         from cachefs.origin.s3.client import open_s3
 
         return open_s3(rest, options)
@@ -49,6 +51,7 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
             from cachefs.origin.fsspec.ossfs import open_ossfs
 
             return open_ossfs(rest, options)
+        _check_libcurl(scheme)
         from cachefs.origin.s3.client import open_oss
 
         return open_oss(rest, options)
@@ -59,6 +62,12 @@ def open_origin(url: str, options: OriginOptions | None = None) -> Origin:
     from cachefs.origin.fsspec.client import open_fsspec
 
     return open_fsspec(url.removeprefix(_FSSPEC_PREFIX), options)
+
+
+def _check_libcurl(scheme: str) -> None:
+    reason = http.why_not()
+    if reason is not None:
+        raise UsageError(f"{scheme}:// can't be opened: {reason}")
 
 
 __all__ = ["OriginOptions", "open_origin"]

@@ -21,9 +21,14 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#if !__has_include(<curl/curl.h>)
+#error "libcurl 7.87 or newer is needed, with its headers (Debian: libcurl4-openssl-dev)"
+#endif
 #include <curl/curl.h>
 
 #include "md5.h"
+
+#define LEAST_LIBCURL 0x075700 /* 7.87 */
 
 enum {
     MOST_HEAD_BYTES = 64 << 10, /* of one head, and of all trailers */

@@ -487,7 +487,24 @@ static struct PyModuleDef definition = {
     .m_size = -1,
 };
 
+/* libcurl may be another one than that of the headers. An older one ignores options that it does
+ * not know, and another library for TLS has other codes for refused certificates. */
+static bool check_libcurl(void) {
+    const curl_version_info_data *found = curl_version_info(CURLVERSION_NOW);
+    const char *tls = found->ssl_version ? found->ssl_version : "no TLS";
+    if (found->version_num < LEAST_LIBCURL)
+        PyErr_Format(PyExc_ImportError, "there is libcurl %s", found->version);
+    else if (strncmp(tls, "OpenSSL/", 8))
+        PyErr_Format(PyExc_ImportError, "there is libcurl with %s", tls);
+    else if (!(found->features & CURL_VERSION_ASYNCHDNS))
+        PyErr_SetString(PyExc_ImportError, "there is libcurl that blocks while it looks up names");
+    else
+        return true;
+    return false;
+}
+
 PyMODINIT_FUNC PyInit__engine(void) {
+    if (!check_libcurl()) return NULL;
     if (PyType_Ready(&EngineType) < 0 || PyType_Ready(&TransferType) < 0 ||
         PyType_Ready(&RoomType) < 0)
         return NULL;

@@ -10,8 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#if LIBCURL_VERSION_NUM < 0x075700
-#error "libcurl 7.87 or newer is needed"
+#if LIBCURL_VERSION_NUM < LEAST_LIBCURL
+#error "libcurl 7.87 or newer is needed; the headers are those of an older one"
 #endif
 
 #define RECEIVE_BYTES (64L << 10)
