@@ -2,7 +2,11 @@
 
 import contextlib
 import os
+import shutil
 import socket
+import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,7 +30,8 @@ from cachefs.origin.s3 import tls
 from cachefs.origin.writable import ABSENT
 from cachefs.types import ObjectMeta
 from tests.servers.certificates import Certificates, make_certificates
-from tests.servers.tls_front import TlsFront
+from tests.servers.tls_front import ConnectProxy, TlsFront
+from tests.servers.told_http import ToldHttp
 
 LARGE = 1 << 20
 RECORD = 16 << 10
@@ -54,6 +59,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="module")
 def other_ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificates(tmp_path_factory.mktemp("tls") / "other").ca
+
+
+@pytest.fixture(scope="module")
+def ca_of_another_name(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return make_certificates(tmp_path_factory.mktemp("tls") / "named", "named").ca.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +286,190 @@ async def test_a_connection_that_is_reset_before_its_handshake(
     monkeypatch.setattr(tls, "connect_tcp", lambda *_: socket.socket())
     with pytest.raises(OSError, match="not connected"):
         tls.TlsConnector("127.0.0.1", 1, None).connect(1.0)
+
+
+@pytest.fixture
+def ca_dirs(tmp_path: Path, certificates: Certificates) -> str:
+    """Directories with CAs, the second one with that of the server."""
+    empty, hashed = tmp_path / "empty", tmp_path / "hashed"
+    empty.mkdir()
+    hashed.mkdir()
+    shutil.copy(certificates.ca, hashed / "ca.pem")
+    subprocess.run(["openssl", "rehash", hashed], check=True)
+    return f"{empty}:{hashed}"
+
+
+@pytest.mark.parametrize(
+    ("cert_file", "has_dirs", "line"),
+    [
+        ("right", False, None),
+        ("other", True, None),
+        ("absent", True, None),
+        ("large", True, None),
+        ("large", False, UNKNOWN_CA),
+        ("absent", False, UNKNOWN_CA),
+        ("garbage", True, r"the file with the CAs for \S+ can't be read, or has none: correct it"),
+    ],
+)
+async def test_the_variables_of_openssl(
+    front: TlsFront,
+    certificates: Certificates,
+    ca_of_another_name: bytes,
+    ca_dirs: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cert_file: str,
+    has_dirs: bool,
+    line: str | None,
+) -> None:
+    """SSL_CERT_FILE and SSL_CERT_DIR both count, as for other programs."""
+    contents = {
+        "right": certificates.ca.read_bytes(),
+        "other": ca_of_another_name,
+        "large": ca_of_another_name * 100,
+        "garbage": b"no PEM",
+    }
+    if cert_file in contents:
+        (tmp_path / cert_file).write_bytes(contents[cert_file])
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / cert_file))
+    monkeypatch.setenv("SSL_CERT_DIR", ca_dirs if has_dirs else "/nonexistent")
+    origin = opened(front, None)
+    if line is None:
+        await origin.check()
+    else:
+        with pytest.raises(OriginUnavailableError, match=line):
+            await origin.check()
+    await origin.aclose()
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
+async def test_a_server_with_old_versions_only(front: TlsFront, certificates: Certificates) -> None:
+    front.speak_only(ssl.TLSVersion.TLSv1_1)
+    origin = opened(front, certificates.ca)
+    with pytest.raises(
+        OriginUnavailableError, match=r"https://\S+ speaks only old versions of TLS"
+    ):
+        await origin.check()
+    await origin.aclose()
+
+
+_CHECK = """
+import sys
+from pathlib import Path
+import trio
+from cachefs.origin.open_origin import OriginOptions, open_origin
+endpoint, ca = sys.argv[1:]
+async def check():
+    options = OriginOptions(endpoint, anonymous=True, addressing="path", ca_file=Path(ca))
+    await open_origin("s3://b", options).check()
+trio.run(check)
+"""
+
+
+async def test_what_libcurl_reads_itself_has_no_effect(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """It would write the keys of all connections to a file, and send the password of .netrc."""
+    listing = b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login user password hunter2\n")
+    (tmp_path / ".curlrc").write_text('insecure\nheader = "x-curlrc: 1"\n')
+    (tmp_path / ".curl-hsts").touch()
+    before = sorted(os.listdir(tmp_path))
+    environment = os.environ | {
+        "SSLKEYLOGFILE": str(tmp_path / "keys"),
+        "HOME": str(tmp_path),
+        "CURL_HOME": str(tmp_path),
+        "NETRC": str(tmp_path / ".netrc"),
+        "CURL_CA_BUNDLE": "/nonexistent",
+        "CURL_SSL_BACKEND": "none",
+    }
+    async with trio.open_nursery() as nursery:
+        head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(listing)}\r\n\r\n".encode()
+        server = await ToldHttp(head + listing).start(nursery)
+        with TlsFront(certificates, server.port) as front:
+            command = [sys.executable, "-c", _CHECK, f"https://127.0.0.1:{front.port}"]
+            await trio.run_process([*command, str(certificates.ca)], env=environment)
+        nursery.cancel_scope.cancel()
+    assert sorted(os.listdir(tmp_path)) == before
+    (sent,) = server.heads
+    assert b"authorization" not in sent.lower()
+    assert b"x-curlrc" not in sent
+
+
+@pytest.fixture
+def proxied(front: TlsFront, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConnectProxy]:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with ConnectProxy(front.port) as proxy:
+        monkeypatch.setenv("https_proxy", f"http://user:hunter2@127.0.0.1:{proxy.port}")
+        yield proxy
+
+
+async def test_through_a_proxy(
+    proxied: ConnectProxy, front: TlsFront, certificates: Certificates, bodies: dict[str, bytes]
+) -> None:
+    """The proxy gets the password, and nothing of the requests. The CA file counts."""
+    origin = opened(front, certificates.ca)
+    await check_all(origin, bodies)
+    await origin.aclose()
+    connect = f"CONNECT 127.0.0.1:{front.port} HTTP/1.1".encode()
+    for head in proxied.heads:
+        assert head.startswith(connect)
+        assert b"\r\nProxy-Authorization: Basic dXNlcjpodW50ZXIy\r\n" in head
+        assert b"x-amz" not in head.lower()
+    for ca, host, line in (
+        (None, "127.0.0.1", UNKNOWN_CA),
+        (certificates.ca, "store.example", OTHER_HOST),
+    ):
+        origin = opened(front, ca, host)
+        await refused(origin, bodies, line)
+        await origin.aclose()
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        ("407 Proxy Authentication Required", "the proxy refuses requests without a login"),
+        ("403 Forbidden", r"does not answer through the proxy http://127\.0\.0\.1:\d+$"),
+        ("502 Bad Gateway", r"does not answer through the proxy http://127\.0\.0\.1:\d+$"),
+    ],
+)
+async def test_a_proxy_that_refuses(
+    proxied: ConnectProxy, front: TlsFront, certificates: Certificates, status: str, line: str
+) -> None:
+    """Its answer is not that of the store."""
+    proxied.refusal = f"HTTP/1.1 {status}\r\nContent-Length: 3\r\n\r\nno!".encode()
+    origin = opened(front, certificates.ca)
+    with pytest.raises(OriginUnavailableError, match=line):
+        await origin.check()
+    await origin.aclose()
+
+
+async def test_through_a_proxy_with_tls(
+    proxied: ConnectProxy,
+    front: TlsFront,
+    certificates: Certificates,
+    other_ca: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TlsFront(certificates, proxied.port) as tls_proxy:
+        address = f"https://127.0.0.1:{tls_proxy.port}"
+        monkeypatch.setenv("https_proxy", address)
+        origin = opened(front, certificates.ca)
+        await origin.check()
+        await origin.aclose()
+        origin = opened(front, other_ca)
+        line = rf"https://\S+ or its proxy {address} is refused \(its CA is unknown\)"
+        with pytest.raises(UntrustedOriginError, match=line):
+            await origin.check()
+        await origin.aclose()
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
+    origin = opened(front, certificates.ca)
+    with pytest.raises(
+        OriginUnavailableError, match=r"the host of the proxy http://proxy\.invalid"
+    ):
+        await origin.check()
+    await origin.aclose()
 
 
 class MuteServer:

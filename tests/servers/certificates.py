@@ -16,8 +16,8 @@ class Certificates(NamedTuple):
     key: Path
 
 
-def make_certificates(directory: Path) -> Certificates:
-    """Make a CA, and a certificate for 127.0.0.1, in the new directory `directory`."""
+def make_certificates(directory: Path, ca_name: str = "test-ca") -> Certificates:
+    """Make a CA of this name, and a certificate for 127.0.0.1, in the new directory `directory`."""
     directory.mkdir(parents=True)
     made = Certificates(directory / "ca.pem", directory / "server.pem", directory / "server.key")
     ca_key, request = directory / "ca.key", directory / "server.csr"
@@ -26,7 +26,7 @@ def make_certificates(directory: Path) -> Certificates:
     new_key = "-newkey rsa:2048 -nodes"
     sign = f"x509 -req -CA {made.ca} -CAkey {ca_key} -CAcreateserial -days 2"
     for command in (
-        f"req -x509 {new_key} -keyout {ca_key} -out {made.ca} -days 2 -subj /CN=test-ca",
+        f"req -x509 {new_key} -keyout {ca_key} -out {made.ca} -days 2 -subj /CN={ca_name}",
         f"req {new_key} -keyout {made.key} -out {request} -subj /CN=127.0.0.1",
         f"{sign} -in {request} -extfile {extension} -out {made.server}",
     ):

@@ -1,6 +1,8 @@
-"""A TLS server in front of a plain one: it passes all bytes on, in both directions.
+"""A TLS server in front of a plain one: it passes all bytes on, in both directions. And a proxy,
+which does so after a request CONNECT.
 
     with TlsFront(certificates, port) as front: ... front.port ...
+    with ConnectProxy(port) as proxy: ... proxy.port ...
 
 No pytest here.
 """
@@ -15,17 +17,14 @@ from typing import Self
 from tests.servers.certificates import Certificates
 
 
-class TlsFront:
-    """Started by `with`, gone after it. `resumed` has for each handshake whether it resumed a
-    session. `piece_bytes` and `pause_s`: answers go out in such pieces, with such pauses."""
+class _Front:
+    """Started by `with`, gone after it. `piece_bytes` and `pause_s`: answers go out in such pieces,
+    with such pauses."""
 
-    def __init__(self, certificates: Certificates, upstream_port: int) -> None:
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(certificates.server, certificates.key)
+    def __init__(self, upstream_port: int) -> None:
         self._upstream_port = upstream_port
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._open: set[socket.socket] = set()
-        self.resumed: list[bool] = []
         self.failures = 0
         self.piece_bytes = 1 << 20
         self.pause_s = 0.0
@@ -58,13 +57,12 @@ class TlsFront:
 
     def _serve(self, raw: socket.socket) -> None:
         try:
-            client = self._context.wrap_socket(raw, server_side=True)
+            client = self._begin(raw)
         except OSError:
             self.failures += 1
             raw.close()
             return
         with client, socket.create_connection(("127.0.0.1", self._upstream_port)) as upstream:
-            self.resumed.append(bool(client.session_reused))
             ends = {client, upstream}
             self._open |= ends
             upwards = threading.Thread(target=self._pump, args=(client, upstream), daemon=True)
@@ -72,6 +70,10 @@ class TlsFront:
             self._pump(upstream, client)
             upwards.join()
             self._open -= ends
+
+    def _begin(self, raw: socket.socket) -> socket.socket:
+        """Return the connection whose bytes are passed on. Raises `OSError`."""
+        raise NotImplementedError
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         try:
@@ -85,3 +87,47 @@ class TlsFront:
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+class TlsFront(_Front):
+    """`resumed` has for each handshake whether it resumed a session."""
+
+    def __init__(self, certificates: Certificates, upstream_port: int) -> None:
+        super().__init__(upstream_port)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificates.server, certificates.key)
+        self.resumed: list[bool] = []
+
+    def speak_only(self, version: ssl.TLSVersion) -> None:
+        """Accept no other version of TLS, even if this one is too old for OpenSSL's defaults."""
+        self._context.set_ciphers("ALL:@SECLEVEL=0")
+        self._context.minimum_version = self._context.maximum_version = version
+
+    def _begin(self, raw: socket.socket) -> socket.socket:
+        client = self._context.wrap_socket(raw, server_side=True)
+        self.resumed.append(bool(client.session_reused))
+        return client
+
+
+class ConnectProxy(_Front):
+    """Connects to the one server that it has, whatever host a request names. `heads` has the
+    requests, and `refusal` is what they are answered with, if anything."""
+
+    def __init__(self, upstream_port: int) -> None:
+        super().__init__(upstream_port)
+        self.heads: list[bytes] = []
+        self.refusal = b""
+
+    def _begin(self, raw: socket.socket) -> socket.socket:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            more = raw.recv(1)
+            if not more:
+                raise ConnectionError("the request is not complete")
+            head += more
+        self.heads.append(head)
+        if self.refusal:
+            raw.sendall(self.refusal)
+            raise ConnectionError("the request is refused")
+        raw.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        return raw

@@ -51,6 +51,8 @@ enum end {
     END_TOO_LONG,
     END_UNTRUSTED, /* `detail` is the error of X509_verify_cert; 0 if the name is another one */
     END_NO_TLS,    /* the server does not speak TLS */
+    END_OLD_TLS,   /* it speaks only versions before 1.2 */
+    END_NO_CAS,    /* the file with the CAs can't be read, or has none */
     END_BODY,      /* the body of the request can't be read: `detail` is the errno */
     END_SINK,      /* the body of the answer can't be stored: `detail` is the errno */
     END_FAILED,    /* anything else; `detail` is libcurl's code */

@@ -18,7 +18,9 @@
 #define LARGE_BYTES (1 << 20) /* from this size on, more bytes are received at a time */
 #define LARGE_RECEIVE_BYTES (512L << 10)
 #define MOST_LENGTH_DIGITS 18 /* of a length that fits into 64 bits */
+#define PROXY_REFUSES 407
 #define UPLOAD_BYTES (256L << 10)
+#define MOST_NAME_AGE_S 1L /* a new connection looks up the host anew, as a store may have moved */
 
 uint64_t now_ms(void) {
     struct timespec now;
@@ -342,6 +344,7 @@ static void set_route(const struct transfer *transfer, CURL *easy) {
         curl_easy_setopt(easy, CURLOPT_PROXY_CAPATH, transfer->ca_path);
     }
     curl_easy_setopt(easy, CURLOPT_MAXAGE_CONN, transfer->most_idle_s);
+    curl_easy_setopt(easy, CURLOPT_DNS_CACHE_TIMEOUT, MOST_NAME_AGE_S);
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, transfer->connect_ms);
 }
 
@@ -407,11 +410,19 @@ bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share) {
     return is_right;
 }
 
-static bool says_no_tls(const char *error) {
-    static const char *const texts[] = {"wrong version number", "http request", "unknown protocol"};
-    for (size_t at = 0; at < sizeof texts / sizeof *texts; at++)
-        if (strstr(error, texts[at])) return true;
-    return false;
+/* Why there is no TLS, by the texts of OpenSSL's errors (ERR_reason_error_string(3)). */
+static enum end end_of_handshake(const char *error) {
+    static const struct {
+        const char *text;
+        enum end end;
+    } known[] = {
+        {"wrong version number", END_NO_TLS},  {"http request", END_NO_TLS},
+        {"unknown protocol", END_NO_TLS},      {"unsupported protocol", END_OLD_TLS},
+        {"alert protocol version", END_OLD_TLS},
+    };
+    for (size_t at = 0; at < sizeof known / sizeof *known; at++)
+        if (strstr(error, known[at].text)) return known[at].end;
+    return END_NO_CONNECTION;
 }
 
 static enum end end_of(struct transfer *transfer, CURLcode code) {
@@ -428,9 +439,13 @@ static enum end end_of(struct transfer *transfer, CURLcode code) {
         return END_NO_CONNECTION;
     case CURLE_PEER_FAILED_VERIFICATION:
         curl_easy_getinfo(transfer->easy, CURLINFO_SSL_VERIFYRESULT, &transfer->detail);
+        if (!transfer->detail)
+            curl_easy_getinfo(transfer->easy, CURLINFO_PROXY_SSL_VERIFYRESULT, &transfer->detail);
         return END_UNTRUSTED;
     case CURLE_SSL_CONNECT_ERROR:
-        return says_no_tls(transfer->error) ? END_NO_TLS : END_NO_CONNECTION;
+        return end_of_handshake(transfer->error);
+    case CURLE_SSL_CACERT_BADFILE:
+        return END_NO_CAS;
     case CURLE_GOT_NOTHING:
     case CURLE_SEND_ERROR:
     case CURLE_RECV_ERROR:
@@ -447,11 +462,23 @@ static enum end end_of(struct transfer *transfer, CURLcode code) {
     }
 }
 
+/* Whether a proxy has refused a request CONNECT for want of a login. libcurl keeps its answer. */
+static bool is_refused_by_proxy(const struct transfer *transfer) {
+    long status = 0;
+    curl_easy_getinfo(transfer->easy, CURLINFO_HTTP_CONNECTCODE, &status);
+    return !transfer->is_sent && status == PROXY_REFUSES;
+}
+
 /* Note how the transfer has ended, and what libcurl knows of it. */
 void transfer_conclude(struct transfer *transfer, CURLcode code) {
     curl_off_t first = 0, sent = 0;
     long connects = 0;
     if (!transfer->is_decided) transfer->end = end_of(transfer, code);
+    if (!transfer->is_decided && is_refused_by_proxy(transfer)) {
+        transfer->end = END_DONE;
+        transfer->status = PROXY_REFUSES;
+        transfer->is_head_complete = true;
+    }
     if (transfer->end == END_DONE && !transfer->is_head_complete) transfer->end = END_BROKEN;
     /* The status of an error says enough, even if its body is broken. */
     if (transfer->end == END_BROKEN && transfer->is_head_complete && transfer->status >= 300)

@@ -6,6 +6,7 @@ the answer into the caller's buffer, and wake the loop once for all that has end
 
 import enum
 import math
+import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +49,8 @@ class End(enum.IntEnum):
     TOO_LONG = enum.auto()
     UNTRUSTED = enum.auto()
     NO_TLS = enum.auto()
+    OLD_TLS = enum.auto()
+    NO_CAS = enum.auto()
     BODY = enum.auto()
     SINK = enum.auto()
     FAILED = enum.auto()
@@ -144,11 +147,21 @@ class Answer(NamedTuple):
     """The request was sent on a connection that had served another one."""
 
 
+_TLS_REASONS = {
+    End.NO_TLS: "WRONG_VERSION_NUMBER",
+    End.OLD_TLS: "UNSUPPORTED_PROTOCOL",
+    End.NO_CAS: "NO_CERTIFICATES",
+}
+"""As `ssl.SSLError.reason`; the last one is ours."""
+
+
 class Wire:
     """Sends requests for one event loop, which alone may use it. It owns the threads and their
     connections."""
 
     def __init__(self, threads: int = 1) -> None:
+        # libcurl and Python would write the keys of all TLS connections to this file.
+        os.environ.pop("SSLKEYLOGFILE", None)
         self._threads = threads
         self._engine: Engine | None = None
         self._closed = False
@@ -458,10 +471,10 @@ def failure(end: End, detail: int) -> Exception:
             untrusted.verify_code = detail if detail > 1 else _OTHER_NAME
             untrusted.verify_message = f"error {detail}"
             return untrusted
-        case End.NO_TLS:
-            no_tls = ssl.SSLError()
-            no_tls.reason = "WRONG_VERSION_NUMBER"
-            return no_tls
+        case End.NO_TLS | End.OLD_TLS | End.NO_CAS:
+            failed = ssl.SSLError()
+            failed.reason = _TLS_REASONS[end]
+            return failed
         case End.BODY | End.SINK:
             return OSError(detail, "the bytes can't be read or stored here")
         case _:

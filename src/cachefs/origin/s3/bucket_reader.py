@@ -2,7 +2,6 @@
 
 import logging
 import os
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from botocore.credentials import ReadOnlyCredentials
 from cachefs.errors import BadDataError, OriginError
 from cachefs.log import warn_once
 from cachefs.origin.http._engine import Transfer
+from cachefs.origin.http.system_cas import system_cas
 from cachefs.origin.http.wire import (
     Answer,
     Bounds,
@@ -237,12 +237,9 @@ def threads() -> int:
 
 
 def route_to(place: S3Target) -> Route:
-    """Return how the host of `place` is reached. Without a CA file, the CAs are those that OpenSSL
-    knows, or its variables name (SSL_CERT_FILE, SSL_CERT_DIR)."""
+    """Return how the host of `place` is reached."""
     proxy = proxy_for(place.base_url)
-    known = ssl.get_default_verify_paths()
-    ca_file = place.ca_file or known.cafile or None
-    ca_path = None if ca_file else known.capath or None
+    ca_file, ca_path = (place.ca_file, None) if place.ca_file else system_cas()
     return Route(proxy.url if proxy is not None else None, ca_file, ca_path)
 
 

@@ -72,7 +72,18 @@ _CERTIFICATE_ADVICE = {
     _OTHER_HOST: "write the host name of the certificate in the endpoint",
     _NOT_NOW: "renew it at the store, or set the clock of this machine",
 }
-_NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"}
+_NO_TLS = "{} does not speak TLS: write http:// in the endpoint, or correct its port"
+_OLD_TLS = "{} speaks only old versions of TLS: allow TLS 1.2 or 1.3 at the store"
+_TLS_ADVICE = {
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "HTTP_REQUEST": _NO_TLS,
+    "UNKNOWN_PROTOCOL": _NO_TLS,
+    "UNSUPPORTED_PROTOCOL": _OLD_TLS,
+    "TLSV1_ALERT_PROTOCOL_VERSION": _OLD_TLS,
+    "NO_CERTIFICATES": "the file with the CAs for {} can't be read, or has none: correct it "
+    "(--ca-file, or the variable SSL_CERT_FILE)",
+}
+"""By the reasons of OpenSSL, and of `origin/http/wire.py`."""
 _MOST_CAUSES = 8
 _REGION_CODES = {
     "PermanentRedirect",
@@ -309,14 +320,14 @@ def from_connection(
             return _bad_certificate(target, subject, _openssl_reason(cause))
         if type(cause).__name__ == "CertificateError":
             return _bad_certificate(target, subject, _OTHER_HOST)
-        if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
-            return OriginUnavailableError(
-                f"{subject} can't be read: {target.endpoint} does not speak TLS: write http:// in "
-                "the endpoint, or correct its port"
-            )
+        if isinstance(cause, ssl.SSLError) and cause.reason in _TLS_ADVICE:
+            why = _TLS_ADVICE[cause.reason].format(_tls_ends(target))
+            return OriginUnavailableError(f"{subject} can't be {verb}: {why}")
         if isinstance(cause, socket.gaierror):
+            proxy = proxy_for(target.base_url)  # which looks up the host of the store itself
+            host = target.endpoint if proxy is None else f"the proxy {proxy.address}"
             return OriginUnavailableError(
-                f"{subject} can't be {verb}: the host of {target.endpoint} is not known "
+                f"{subject} can't be {verb}: the host of {host} is not known "
                 f"({cause.strerror}): check its name, and the DNS of this machine"
             )
         if cause is None:
@@ -334,9 +345,17 @@ def _bad_certificate(target: S3Target, subject: str, why: str) -> UntrustedOrigi
     not `AccessDeniedError`."""
     advice = _CERTIFICATE_ADVICE.get(why, "give the PEM file of its CA with --ca-file")
     return UntrustedOriginError(
-        f"{subject} can't be read: the certificate of {target.endpoint} is refused ({why}): "
+        f"{subject} can't be read: the certificate of {_tls_ends(target)} is refused ({why}): "
         f"{advice}"
     )
+
+
+def _tls_ends(target: S3Target) -> str:
+    """Return the names of what TLS is spoken with."""
+    proxy = proxy_for(target.base_url)
+    if proxy is None or not proxy.address.startswith("https://"):
+        return target.endpoint
+    return f"{target.endpoint} or its proxy {proxy.address}"
 
 
 def web_page(target: S3Target) -> BadDataError:
