@@ -571,7 +571,7 @@ async def test_a_proxy_gets_the_request(wire: Wire, server: ToldHttp) -> None:
 @pytest.mark.parametrize(
     ("head", "piece"),
     [
-        (b"HTTP/1.1 407 No\r\ncontent-length: 999999999\r\n\r\n", b"x" * 65536),
+        (b"HTTP/1.1 403 No\r\ncontent-length: 999999999\r\n\r\n", b"x" * 65536),
         (b"HTTP/1.1 503 No\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n" * 10_000),
         (b"HTTP/1.1 200 OK\r\n", b"x: y\r\n" * 10_000),
     ],
@@ -582,7 +582,7 @@ async def test_a_proxy_that_refuses(
     """The engine does not read on. Other requests would wait meanwhile."""
     server.pieces = [head, *endless(piece)]
     request = Request("GET", "https://store.invalid/k", {}, BOUNDS, Route(proxy=server.url))
-    with pytest.raises(ConnectionError, match=r"closed \((407|503|0)\)"):
+    with pytest.raises(ConnectionError, match=r"closed \((403|503|0)\)"):
         await wire.send(request)
     assert server.heads[0].startswith(b"CONNECT store.invalid:443")
     await until(lambda: server.open == 0)

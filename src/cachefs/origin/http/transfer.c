@@ -18,7 +18,7 @@
 #define LARGE_BYTES (1 << 20) /* from this size on, more bytes are received at a time */
 #define LARGE_RECEIVE_BYTES (512L << 10)
 #define MOST_LENGTH_DIGITS 18 /* of a length that fits into 64 bits */
-#define PROXY_REFUSES 407
+#define PROXY_REFUSES 407 /* without a login */
 #define UPLOAD_BYTES (256L << 10)
 #define MOST_NAME_AGE_S 1L /* a new connection looks up the host anew, as a store may have moved */
 
@@ -165,6 +165,11 @@ static size_t take_proxy_line(struct transfer *transfer, const char *line, size_
     if (line[0] != '\r' && line[0] != '\n') return count;
     transfer->lines = 0;
     transfer->line_bytes = 0;
+    if (transfer->proxy_status == PROXY_REFUSES) { /* as it answers requests without CONNECT */
+        transfer->status = PROXY_REFUSES;
+        transfer->is_head_complete = true;
+        return fail(transfer, END_DONE, 0);
+    }
     return transfer->proxy_status < 300 ? count : fail(transfer, END_CLOSED, transfer->proxy_status);
 }
 
@@ -462,23 +467,11 @@ static enum end end_of(struct transfer *transfer, CURLcode code) {
     }
 }
 
-/* Whether a proxy has refused a request CONNECT for want of a login. libcurl keeps its answer. */
-static bool is_refused_by_proxy(const struct transfer *transfer) {
-    long status = 0;
-    curl_easy_getinfo(transfer->easy, CURLINFO_HTTP_CONNECTCODE, &status);
-    return !transfer->is_sent && status == PROXY_REFUSES;
-}
-
 /* Note how the transfer has ended, and what libcurl knows of it. */
 void transfer_conclude(struct transfer *transfer, CURLcode code) {
     curl_off_t first = 0, sent = 0;
     long connects = 0;
     if (!transfer->is_decided) transfer->end = end_of(transfer, code);
-    if (!transfer->is_decided && is_refused_by_proxy(transfer)) {
-        transfer->end = END_DONE;
-        transfer->status = PROXY_REFUSES;
-        transfer->is_head_complete = true;
-    }
     if (transfer->end == END_DONE && !transfer->is_head_complete) transfer->end = END_BROKEN;
     /* The status of an error says enough, even if its body is broken. */
     if (transfer->end == END_BROKEN && transfer->is_head_complete && transfer->status >= 300)
