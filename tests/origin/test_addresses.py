@@ -92,6 +92,7 @@ def shim(tmp_path: Path) -> Path:
     return built
 
 
+@pytest.mark.long
 def test_addresses_that_refuse_and_a_name_that_moves(shim: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [

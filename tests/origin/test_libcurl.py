@@ -68,6 +68,7 @@ def test_a_machine_without_libcurl(tmp_path: Path) -> None:
         assert "libcurl.so.4: file too short" in line
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "tls", "features", "line"),
     [

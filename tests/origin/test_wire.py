@@ -106,6 +106,27 @@ async def test_only_what_is_given_is_sent(wire: Wire, server: ToldHttp) -> None:
     assert server.heads[0].split(b"\r\n") == [*sent, b"Host: 127.0.0.1:%d" % server.port, b"x-a: 1"]
 
 
+@pytest.mark.parametrize("status", ["200 OK", "401 No", "407 No", "301 Moved", "426 Upgrade"])
+async def test_no_answer_changes_the_next_request(
+    status: str, wire: Wire, server: ToldHttp
+) -> None:
+    server.pieces[:] = [
+        told(
+            status=status,
+            headers=(
+                "set-cookie: a=b\r\nlocation: http://127.0.0.1:1/\r\nrefresh: 0;url=/other\r\n"
+                "strict-transport-security: max-age=999\r\nclear-site-data: *\r\n"
+                'alt-svc: h2="127.0.0.1:1"\r\nupgrade: h2c\r\nconnection: keep-alive\r\n'
+                "www-authenticate: Negotiate, NTLM, Basic\r\nproxy-authenticate: Negotiate\r\n"
+            ),
+        )
+    ]
+    for _ in range(2):
+        assert (await ask(wire, server)).status == int(status[:3])
+    assert server.heads[0] == server.heads[1]
+    assert len(server.heads) == 2
+
+
 async def test_a_header_can_not_bring_another_one(wire: Wire, server: ToldHttp) -> None:
     for headers in ({"a": "1\r\nb: 2"}, {"a": "1\nb: 2"}, {"a": "\0"}):
         with pytest.raises(ValueError, match="not printable"):
