@@ -35,6 +35,8 @@ def test_from_the_first_command_to_the_last(machine: Machine, tmp_path: Path) ->
     assert "gcc" not in machine.run("dpkg --list").replace("gcc-12-base", "").replace(
         "gcc-14-base", ""
     ).replace("libgcc", "")
+    modules = "ssl, hashlib, ctypes, zlib, bz2, lzma, sqlite3, readline, curses, dbm.ndbm"
+    machine.run(f"/usr/lib/cachefs/bin/python3.11 -I -c 'import {modules}'")
     # The machine updates what speaks TLS.
     assert "libcurl" not in machine.run("ls /usr/lib/cachefs/lib")
     assert "libssl" not in machine.run("ls /usr/lib/cachefs/lib")

@@ -295,6 +295,8 @@ async def refusing(keyed):
         await origin.check()
         yield origin
         await origin.aclose()
+        # A thread would look when the variables are no longer set.
+        until(lambda: not origin._provider._is_looking)
 
 
 @pytest.mark.parametrize(("code", "status"), REFUSALS)
