@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
+from typing import Literal
 
 import trio
 
@@ -43,6 +44,8 @@ from cachefs.types import (
     Turn,
 )
 
+Replying = Literal["hit", "wait"]
+"""Where the bytes of a reply come from: from the cache, or from the origin."""
 DEFAULT_BUFFER_BYTES = 300 << 20
 _DRAIN_S = 10.0
 _BLOCKS_PER_TURN = 500
@@ -174,14 +177,25 @@ class BlockCache:
                 return unstored[offset : offset + length]
         return await self._fetched_bytes(ref, key, offset, length, is_random)
 
-    def reply(self, ref: ObjectRef, reply: Reply, on_replied: Callable[[bool], None]) -> bool:
-        """Begin to fetch a file of one block for a READ: see `Fetches.reply`. Return False, and do
-        nothing, if the caller must use `read_block`: above all if the block is cached."""
-        key = BlockKey(ref.object_id, 0)
-        if self._tiers.are_cold or self.is_cached_or_inflight(key):
-            return False
+    def reply(
+        self, ref: ObjectRef, reply: Reply, on_replied: Callable[[bool], None]
+    ) -> Replying | None:
+        """Begin to answer a READ of one block: with bytes in memory that wait to be stored (a hit),
+        or, in a file of one block, by a fetch (`Fetches.reply`). Return None, and do nothing, if
+        the caller must use `read_block`."""
+        key = BlockKey(ref.object_id, reply.offset // BLOCK_BYTES)
+        fetched = self._admitting.get(key)
+        if fetched is not None:
+            start = reply.offset % BLOCK_BYTES
+            part = fetched[start : start + reply.length]
+            if not self._fetches.send(part, reply, on_replied):
+                return None
+            self._count_hit(reply.length)
+            return "hit"
+        if ref.block_count > 1 or self._tiers.are_cold or self.is_cached_or_inflight(key):
+            return None
         if self._fetches.failed_lately(key) is not None:
-            return False
+            return None
 
         def end(is_replied: bool) -> None:
             self.waiting_readers -= 1
@@ -190,9 +204,9 @@ class BlockCache:
             on_replied(is_replied)
 
         if not self._fetches.reply(ref, reply, end):
-            return False
+            return None
         self.waiting_readers += 1
-        return True
+        return "wait"
 
     async def _fetched_bytes(
         self, ref: ObjectRef, key: BlockKey, offset: int, length: int, is_random: bool

@@ -22,6 +22,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyfuse3
 
+from cachefs.cache.block_cache import Replying
 from cachefs.cache.publisher import Publisher
 from cachefs.errors import CachefsError, NotFoundError
 from cachefs.format.inode_record import KIND_DIR, Inode
@@ -285,38 +286,39 @@ class Operations(pyfuse3.Operations):
             if length <= 0:
                 return False
             reply = Reply(device_fd, unique, off, length)
-            ended = partial(self._note_replied, reader, reply, user, perf_counter_ns(), end)
-            if not self._readers.reply(reader, reply, ended):
-                return False
+            began_ns = perf_counter_ns()
+            replying: Replying | None = None
+
+            def ended(is_replied: bool) -> None:
+                self.requests.waiting -= 1
+                if is_replied and replying is not None:
+                    self._note_replied(reader, reply, user, replying, began_ns)
+                end(is_replied)
+
+            replying = self._readers.reply(reader, reply, ended)
         except Exception as error:
             if not isinstance(error, CachefsError):
                 _report_bug("reply", error)
             return False  # `read` meets the error, too, and tells it
-        self.requests.waiting += 1
-        return True
+        self.requests.waiting += replying is not None
+        return replying is not None
 
     def _note_replied(
-        self,
-        reader: FileReader,
-        reply: Reply,
-        user: int,
-        began_ns: int,
-        end: Callable[[bool], None],
-        is_replied: bool,
+        self, reader: FileReader, reply: Reply, user: int, replying: Replying, began_ns: int
     ) -> None:
-        self.requests.waiting -= 1
-        if is_replied:
-            lasted_ns = perf_counter_ns() - began_ns
+        lasted_ns = perf_counter_ns() - began_ns
+        self._limits.read_bytes[user] += reply.length
+        if replying == "hit":
+            self._hits.note(lasted_ns)
+        else:
             self._waits.note(lasted_ns)
             self._limits.stalled_ns[user] += lasted_ns
-            self._limits.read_bytes[user] += reply.length
-            try:
-                if self._publisher is not None:
-                    ino = reader.inode.ino
-                    self._publisher.publish(ino, reader.ref, reply.offset, reply.length)
-            except Exception as error:
-                _report_bug("reply", error)
-        end(is_replied)
+        try:
+            if self._publisher is not None:
+                ino = reader.inode.ino
+                self._publisher.publish(ino, reader.ref, reply.offset, reply.length)
+        except Exception as error:
+            _report_bug("reply", error)
 
     async def flush(self, fh: int) -> None:
         """Fail with ENOSYS. After this answer the kernel sends no more FLUSH on this mount."""

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import trio
 
-from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.block_cache import BlockCache, Replying
 from cachefs.errors import CachefsError, NotFoundError, ObjectChangedError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
@@ -82,12 +82,16 @@ class FileReader:
             if size <= 0:
                 return b""
         block = offset >> _BLOCK_SHIFT
-        if size_bytes > BLOCK_BYTES and self.max_window:
-            self._advance(block)
+        self.enter(block)
         start = offset & _BLOCK_MASK
         if start + size > BLOCK_BYTES:
             return None
         return self._cache.read_block_now(BlockKey(self.ref.object_id, block), start, size)
+
+    def enter(self, block: int) -> None:
+        """Note that a request enters a block, for read-ahead."""
+        if self.max_window and self.ref.block_count > 1:
+            self._advance(block)
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Return `size` bytes from `offset`, fewer only at the end of the file. Call this only
@@ -267,25 +271,32 @@ class Readers:
             self._on_read(reader.inode)
         return data
 
-    def reply(self, reader: FileReader, reply: Reply, on_replied: Callable[[bool], None]) -> bool:
-        """Begin to answer a READ of a small file that is not cached: see `BlockCache.reply`. Return
-        False if the caller must use `read`, also later, if `on_replied` is called with False."""
-        ref, inode = reader.ref, reader.inode
-        if ref.block_count != 1:
-            return False
+    def reply(
+        self, reader: FileReader, reply: Reply, on_replied: Callable[[bool], None]
+    ) -> Replying | None:
+        """Begin to answer a READ without a task: see `BlockCache.reply`. Return None if the caller
+        must use `read`, as also later if `on_replied` is called with False."""
+        block, start = reply.offset >> _BLOCK_SHIFT, reply.offset & _BLOCK_MASK
+        if start + reply.length > BLOCK_BYTES:
+            return None
+        reader.enter(block)
+        is_first = reply.offset == 0
+        if not is_first:
+            return self._cache.reply(reader.ref, reply, on_replied)
+        inode = reader.inode
+        replying: Replying | None = None
 
         def end(is_replied: bool) -> None:
             on_replied(is_replied)
-            if is_replied and reply.offset == 0:
+            if is_replied and replying == "wait":
                 self._on_read(inode)
 
-        if not self._cache.reply(ref, reply, end):
-            return False
-        if reply.offset == 0:
+        replying = self._cache.reply(reader.ref, reply, end)
+        if replying == "wait":
             if not reader.is_new:
                 self._on_first_read(inode)
             reader.is_new = False
-        return True
+        return replying
 
     def _tell_stale(self, error: CachefsError) -> None:
         """Log a read that gets ESTALE, at most once a minute. The kernel has the old size already,

@@ -214,6 +214,12 @@ class Origin(ABC):
         not if it gets None."""
         return False
 
+    def send(self, data: memoryview, reply: Reply, on_sent: Callable[[bool], None]) -> bool:
+        """Send bytes as a reply by a thread that reads from this origin, if it has any. Nobody may
+        change `data`. Return whether it will; then `on_sent` is called later with whether the reply
+        was sent."""
+        return False
+
     @property
     def reads_many(self) -> bool:
         """Whether `read_many` can return objects at present."""

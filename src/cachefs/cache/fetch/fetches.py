@@ -177,6 +177,10 @@ class Fetches:
         self._history.on_miss(key)
         return True
 
+    def send(self, data: memoryview, reply: Reply, on_replied: Callable[[bool], None]) -> bool:
+        """Do `Origin.send` for bytes that this cache has."""
+        return self._origin.send(data, reply, on_replied)
+
     def _begin(
         self,
         fetch: InFlightFetch,

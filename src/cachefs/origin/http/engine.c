@@ -243,6 +243,12 @@ static void stop(struct worker *worker, struct transfer *transfer, enum end how)
 }
 
 static void start(struct worker *worker, struct transfer *transfer) {
+    if (transfer->url == NULL) { /* the bytes are there: only the reply is to be sent */
+        transfer->fits = true;
+        transfer->end = END_DONE;
+        end(worker, transfer);
+        return;
+    }
     /* Never a used handle: libcurl 7.88 keeps a pointer to the last header of its last answer, and
      * uses it if the next answer begins with a line that continues a header. */
     CURL *easy = curl_easy_init();

@@ -154,7 +154,8 @@ int engine_reply_to(struct engine *engine, int device_fd);
 /* Readable while the list may have transfers. */
 int engine_fd(const struct engine *engine);
 struct transfer *transfer_new(void);
-/* The transfer belongs to the engine until `engine_collect` returns it with `is_ended`. */
+/* Without a URL, nothing is requested: the sink is full, and its bytes are the reply.
+ * The transfer belongs to the engine until `engine_collect` returns it with `is_ended`. */
 void engine_start(struct engine *engine, struct transfer *transfer);
 /* The first three may be called at any time, also when the transfer has ended. */
 void engine_cancel(struct transfer *transfer);

@@ -181,7 +181,9 @@ static bool set_all(TransferObject *self, PyObject *args) {
            set_reply(transfer, reply);
 }
 
-static PyObject *Engine_start(EngineObject *self, PyObject *args) {
+/* Make a transfer, let `set` take its parts from `args`, and give it to the engine. */
+static PyObject *begin(EngineObject *self, PyObject *args,
+                       bool (*set)(TransferObject *made, PyObject *args)) {
     if (self->engine == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the engine is closed");
         return NULL;
@@ -194,7 +196,7 @@ static PyObject *Engine_start(EngineObject *self, PyObject *args) {
     made->sink.obj = made->body.obj = NULL;
     made->waiter = NULL;
     if (made->transfer == NULL) PyErr_NoMemory();
-    if (made->transfer == NULL || !set_all(made, args)) {
+    if (made->transfer == NULL || !set(made, args)) {
         Py_DECREF(made);
         return NULL;
     }
@@ -202,6 +204,26 @@ static PyObject *Engine_start(EngineObject *self, PyObject *args) {
     made->transfer->owner = Py_NewRef(made); /* the engine's, until `collect` */
     engine_start(self->engine, made->transfer);
     return (PyObject *)made;
+}
+
+static PyObject *Engine_start(EngineObject *self, PyObject *args) {
+    return begin(self, args, set_all);
+}
+
+static bool set_reply_only(TransferObject *self, PyObject *args) {
+    struct transfer *transfer = self->transfer;
+    unsigned long long unique;
+    if (!PyArg_ParseTuple(args, "y*K:reply", &self->sink, &unique)) return false;
+    transfer->has_sink = transfer->has_reply = transfer->is_patient = true;
+    transfer->room = self->sink.buf; /* which is only read */
+    transfer->room_bytes = transfer->reply_bytes = self->sink.len;
+    atomic_store(&transfer->filled, transfer->room_bytes);
+    transfer->reply_unique = unique;
+    return true;
+}
+
+static PyObject *Engine_reply(EngineObject *self, PyObject *args) {
+    return begin(self, args, set_reply_only);
 }
 
 /* The engine does not use the buffers any more. Takes over its reference. */
@@ -436,6 +458,7 @@ static PyTypeObject RoomType = {
 static PyMethodDef engine_methods[] = {
     {"start", (PyCFunction)Engine_start, METH_VARARGS, NULL},
     {"collect", (PyCFunction)Engine_collect, METH_NOARGS, NULL},
+    {"reply", (PyCFunction)Engine_reply, METH_VARARGS, NULL},
     {"reply_to", (PyCFunction)Engine_reply_to, METH_VARARGS, NULL},
     {"fileno", (PyCFunction)Engine_fileno, METH_NOARGS, NULL},
     {"close", (PyCFunction)Engine_close, METH_NOARGS, NULL},

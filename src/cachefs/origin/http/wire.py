@@ -205,6 +205,17 @@ class Wire:
         transfer.waiter = _Ending(on_ended)
         return transfer
 
+    def reply(
+        self, data: memoryview, reply: Reply, on_ended: Callable[[Transfer], None]
+    ) -> Transfer:
+        """Answer a READ of the kernel with `data`, which nobody may change, and call `on_ended` on
+        the loop afterwards: see `Transfer.is_replied`. Raises `OSError`."""
+        engine = self._running_engine()
+        engine.reply_to(reply.device_fd)
+        transfer = engine.reply(data, reply.unique)
+        transfer.waiter = _Ending(on_ended)
+        return transfer
+
     async def send_many(
         self,
         requests: Iterator[tuple[int, Request, Sink]],
@@ -219,6 +230,14 @@ class Wire:
             batch.start_next()
         await batch.wait()
 
+    def _running_engine(self) -> Engine:
+        if self._closed:
+            raise ConnectionError("the mount is shutting down")
+        if self._engine is None:
+            self._engine = Engine(self._threads)
+            trio.lowlevel.spawn_system_task(self._collect)
+        return self._engine
+
     def _start(
         self,
         request: Request,
@@ -228,15 +247,11 @@ class Wire:
         reply: Reply | None = None,
         is_patient: bool = False,
     ) -> Transfer:
-        if self._closed:
-            raise ConnectionError("the mount is shutting down")
-        if self._engine is None:
-            self._engine = Engine(self._threads)
-            trio.lowlevel.spawn_system_task(self._collect)
+        engine = self._running_engine()
         if reply is not None:
-            self._engine.reply_to(reply.device_fd)
+            engine.reply_to(reply.device_fd)
         bounds, route = request.bounds, request.route
-        transfer = self._engine.start(
+        transfer = engine.start(
             request.method,
             request.url,
             tuple(f"{name}: {value}" for name, value in request.headers.items()),

@@ -288,6 +288,14 @@ class ObjectStoreOrigin(Origin):
         asked.gets += 1
         return True
 
+    def send(self, data: memoryview, reply: Reply, on_sent: Callable[[bool], None]) -> bool:
+        """See `Origin.send`."""
+        try:
+            self._wire.reply(data, reply, lambda transfer: on_sent(transfer.is_replied))
+        except OSError:
+            return False
+        return True
+
     def _rest(self) -> None:
         self._rests_until = trio.current_time() + _REST_S
 
