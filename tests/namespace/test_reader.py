@@ -1,5 +1,6 @@
 """Reading: which bytes come, and which requests they cost."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import trio
 import trio.testing
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.publisher import SEEN_EVERY
 from cachefs.errors import ObjectChangedError, OriginUnavailableError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import ROOT_INO
@@ -116,6 +118,27 @@ async def test_a_sequential_read_of_a_large_file_takes_no_small_gets(reading: Re
     for offset in range(0, 4 * MIB, REQUEST):
         await reading.read(inode.ino, offset, REQUEST)
     assert all(length >= MIB for _, length in reading.gets())
+
+
+@pytest.mark.parametrize("distance_s", [0.001, 0.03])
+async def test_read_ahead_goes_on_while_the_relay_serves_most_blocks(
+    reading: Reading, distance_s: float
+) -> None:
+    reading.origin.quickest_s = distance_s
+    inode = await generated(reading, "a", 160 * MIB)
+    published: set[int] = set()
+    reading.readers.publish_ahead = lambda ino, ref, blocks: published.update(blocks)
+    asked = [0]
+    for block in range(160):
+        if block not in published or block % SEEN_EVERY == 0:
+            await reading.read(inode.ino, block * MIB, MIB)
+            asked.append(block)
+    await until(lambda: not reading.cache.fetching_count)
+    gets = reading.gets()
+    assert sum(length for _, length in gets) == 160 * MIB, "nothing twice, and no gaps"
+    assert len({offset for offset, _ in gets}) == len(gets)
+    assert len(asked) <= 40
+    assert max(later - block for block, later in pairwise(asked)) == SEEN_EVERY
 
 
 async def test_a_far_origin_has_a_full_window_within_16_mib(reading: Reading) -> None:

@@ -27,6 +27,8 @@ _LOANS = 32
 """Most descriptors that replace others in each `_SYNC_S`. If far more slabs are read than may be
 open, a higher number would keep daemon and relay busy with replacements only."""
 _LOOKS = 64
+SEEN_EVERY = 8
+"""Of the blocks that are published ahead, this process serves one in so many itself."""
 _AWAITED = 16_384
 """Most blocks to remember that are on their way into a tier after a read from the origin."""
 
@@ -132,6 +134,19 @@ class Publisher:
             self._awaited.move_to_end(key)
             if len(self._awaited) > _AWAITED:
                 self._awaited.popitem(last=False)
+
+    def publish_ahead(self, ino: int, ref: ObjectRef, blocks: range) -> None:
+        """Let the relay serve blocks that are on their way, and will probably be read in order,
+        except some, by which this process sees how far the reader is."""
+        if self.is_current is not None and not self.is_current(ino, ref.object_id):
+            return
+        for block in blocks:
+            if block % SEEN_EVERY:
+                key = BlockKey(ref.object_id, block)
+                self._awaited[key] = _Awaited(ino, block == ref.block_count - 1)
+                self._awaited.move_to_end(key)
+        while len(self._awaited) > _AWAITED:
+            self._awaited.popitem(last=False)
 
     def _admitted(self, store: TierStore, key: BlockKey, location: BlockLocation) -> None:
         """Publish a block that a tier has just stored, if a reader has requested it."""

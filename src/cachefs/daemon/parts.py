@@ -201,6 +201,7 @@ def build(
         # While there are observers, the relay sends all requests to the daemon.
         observers.on_change = relayed.table.pause
         publisher = relayed.publisher(cache, readers)
+        readers.publish_ahead = publisher.publish_ahead
         relay_stats = RelayStats(relayed.table, publisher, requests)
 
     writers = unsent = None

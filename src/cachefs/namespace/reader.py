@@ -8,7 +8,8 @@ Read-ahead: a stream that enters block after block gets a window that doubles up
 `readahead_bytes` and is fetched in extents of up to 8 MiB. If the origin is far, one request brings
 few bytes per second. The window then quadruples, and is fetched in up to 16 requests at a time,
 which are renewed one by one. Random reads never start a window: they fetch only the blocks that
-they touch. Small files have one block and need no read-ahead.
+they touch. Small files have one block and need no read-ahead. With a large window, the relay serves
+most of what was fetched ahead (`Publisher.publish_ahead`), and this process sees few requests.
 """
 
 import logging
@@ -19,6 +20,7 @@ from collections.abc import Callable
 import trio
 
 from cachefs.cache.block_cache import BlockCache, Replying
+from cachefs.cache.publisher import SEEN_EVERY
 from cachefs.errors import CachefsError, NotFoundError, ObjectChangedError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
@@ -36,8 +38,15 @@ _GROWTH, _FAR_GROWTH = 2, 4
 _FAR_REQUESTS = 16
 """Of 30 ms each, with 80 MB/s per connection, they bring 800 MB/s when the window is 64 MiB."""
 _STREAMS = 4
+_PUBLISHED_FROM = 2 * SEEN_EVERY
+"""From this window on, blocks are published ahead. Enough of the window is left whenever this
+process sees a request."""
 _READERS = 8_192
 """The most readers kept, of some 1.4 KB each. A dropped reader can be made again in some 10 us."""
+
+
+PublishAhead = Callable[[int, ObjectRef, range], None]
+"""See `Publisher.publish_ahead`."""
 
 
 class _Stream:
@@ -55,14 +64,28 @@ class _Stream:
         self.run = 1 if head == 0 else 0
         self.window = 1
 
+    @property
+    def step(self) -> int:
+        """How many blocks further the next request of this stream may be: the relay may serve
+        those between."""
+        return SEEN_EVERY if self.window >= _PUBLISHED_FROM else 1
+
 
 class FileReader:
     """The read state of one file version, owned by `Readers`."""
 
-    __slots__ = ("_cache", "_streams", "inode", "is_new", "max_window", "ref")
+    __slots__ = ("_cache", "_publish_ahead", "_streams", "inode", "is_new", "max_window", "ref")
 
-    def __init__(self, cache: BlockCache, inode: Inode, ref: ObjectRef, max_window: int) -> None:
+    def __init__(
+        self,
+        cache: BlockCache,
+        inode: Inode,
+        ref: ObjectRef,
+        max_window: int,
+        publish_ahead: PublishAhead,
+    ) -> None:
         self._cache = cache
+        self._publish_ahead = publish_ahead
         self.max_window = max_window
         self._streams: list[_Stream] = []
         self.is_new = True
@@ -154,7 +177,7 @@ class FileReader:
         """Return the stream that this block continues (requests arrive slightly out of order),
         else a new one, which replaces the least recently used."""
         for index, stream in enumerate(self._streams):
-            if stream.head - 2 <= block <= stream.head + 1:
+            if stream.head - 2 <= block <= stream.head + stream.step:
                 if index:
                     del self._streams[index]
                     self._streams.insert(0, stream)
@@ -180,6 +203,8 @@ class FileReader:
                 count += 1
             self._cache.fetch(self.ref, first, count)
             first += count
+        if stream.window >= _PUBLISHED_FROM:
+            self._publish_ahead(self.inode.ino, self.ref, range(stream.ahead, first))
         stream.ahead = first
 
     def _is_coming(self, block: int) -> bool:
@@ -212,6 +237,8 @@ class Readers:
         self._max_window = -(-readahead_bytes // BLOCK_BYTES)
         self._readers: OrderedDict[int, FileReader] = OrderedDict()
         namespace.table.on_unnamed.append(self.drop)  # a replaced file is hardly read any more
+        self.publish_ahead: PublishAhead = lambda ino, ref, blocks: None
+        """Called with blocks that are fetched ahead of a long sequential read."""
         self._stale_reads = 0
         self._told_at_s = -math.inf
 
@@ -233,7 +260,9 @@ class Readers:
         if reader is None:
             inode = self._namespace.inode(ino)
             ref = self._namespace.object_ref(inode)
-            reader = self._readers[ino] = FileReader(self._cache, inode, ref, self._max_window)
+            reader = self._readers[ino] = FileReader(
+                self._cache, inode, ref, self._max_window, self.publish_ahead
+            )
             if len(self._readers) > _READERS:
                 self._readers.popitem(last=False)
             self._on_first_read(inode)
@@ -241,7 +270,7 @@ class Readers:
 
     def new(self, inode: Inode, ref: ObjectRef) -> FileReader:
         """Return a reader of this version that is not kept: its inode is about to change."""
-        return FileReader(self._cache, inode, ref, self._max_window)
+        return FileReader(self._cache, inode, ref, self._max_window, self.publish_ahead)
 
     def drop_all(self) -> None:
         """Drop all readers: paths have changed."""
