@@ -28,6 +28,8 @@ static int listener;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint8_t *answer; /* protected by the lock, as its size */
 static size_t answer_bytes;
+static struct transfer *numbers[AT_A_TIME];
+static pthread_t feeders[AT_A_TIME];
 
 static void serve_one(int peer) {
     char request[4096];
@@ -83,8 +85,21 @@ static void expect(struct transfer *transfer, const char *name, const char *valu
     transfer->expected[transfer->expected_count++].value = strdup(value);
 }
 
-static void begin(uint8_t options) {
+/* Give a body byte by byte, until its transfer has ended. */
+static void *feed(void *data) {
+    struct transfer *transfer = data;
+    int64_t offset = 0;
+    while ((offset = transfer_wait_for_turn(transfer, offset)) >= 0)
+        if (transfer_give(transfer, offset, transfer->body + offset, 1)) {
+            engine_feed(transfer);
+            offset++;
+        }
+    return NULL;
+}
+
+static void begin(uint8_t options, int number) {
     struct transfer *transfer = transfer_new();
+    numbers[number] = transfer;
     transfer->method = strdup(options & HEAD ? "HEAD" : options & PUT ? "PUT" : "GET");
     transfer->url = strdup(url);
     transfer->headers = curl_slist_append(NULL, "authorization: secret");
@@ -92,6 +107,7 @@ static void begin(uint8_t options) {
     transfer->connect_ms = transfer->idle_ms = transfer->total_ms = MOST_WAIT_MS / 2;
     if (options & PUT) {
         transfer->has_body = true;
+        transfer->is_fed = options & STOPS;
         transfer->body = (const uint8_t *)"body";
         transfer->body_bytes = 4;
     }
@@ -106,6 +122,7 @@ static void begin(uint8_t options) {
         expect(transfer, "content-length:", "100");
     }
     engine_start(engine, transfer);
+    if (transfer->is_fed && pthread_create(&feeders[number], NULL, feed, transfer) != 0) abort();
     if (options & CANCELS && options & REFUSES) engine_cancel(transfer);
 }
 
@@ -118,6 +135,9 @@ static void check(struct transfer *transfer) {
     if (transfer->end > END_FAILED) abort();
     /* The server sends all at once and closes, so there is nothing to wait for. */
     if (transfer->end == END_TIMED_OUT) abort();
+    transfer_take_no_more(transfer);
+    for (int at = 0; at < AT_A_TIME && transfer->is_fed; at++)
+        if (numbers[at] == transfer) pthread_join(feeders[at], NULL);
     free(transfer->room);
     transfer_free(transfer);
 }
@@ -133,7 +153,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     pthread_mutex_unlock(&lock);
     uint8_t options = data[0];
     for (int at = 0; at < AT_A_TIME; at++)
-        begin(options);
+        begin(options, at);
     for (int left = AT_A_TIME; left;) {
         struct pollfd readable = {.fd = engine_fd(engine), .events = POLLIN};
         struct transfer *transfer;

@@ -76,6 +76,7 @@ async def test_other_hosts_are_never_asked(
     assert not elsewhere.asked
 
 
+@NOT_FOLLOWED
 async def test_writes_are_not_redirected(server: ToldS3, elsewhere: ToldS3, origin: Origin) -> None:
     location = {"Location": f"{elsewhere.endpoint}/b/f"}
     server.answer = lambda asked: Answer(status=307, headers=location)

@@ -26,7 +26,6 @@ from cachefs.origin.http import wire
 from cachefs.origin.open_origin import OriginOptions, open_origin
 from cachefs.origin.resilience import Resilience
 from cachefs.origin.resilience.resilient import ResilientOrigin
-from cachefs.origin.s3 import tls
 from cachefs.origin.writable import ABSENT
 from cachefs.types import ObjectMeta
 from tests.servers.certificates import Certificates, make_certificates
@@ -277,15 +276,6 @@ async def test_a_server_without_tls(store: Any, certificates: Certificates) -> N
         with pytest.raises(OriginUnavailableError, match=r"https://\S+ does not speak TLS: write"):
             await act
     await origin.aclose()
-
-
-async def test_a_connection_that_is_reset_before_its_handshake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """`wrap_socket` would return it without TLS, and without an error."""
-    monkeypatch.setattr(tls, "connect_tcp", lambda *_: socket.socket())
-    with pytest.raises(OSError, match="not connected"):
-        tls.TlsConnector("127.0.0.1", 1, None).connect(1.0)
 
 
 @pytest.fixture

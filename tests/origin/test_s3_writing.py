@@ -27,9 +27,10 @@ from cachefs.errors import (
 from cachefs.fuse.errno_map import errno_of
 from cachefs.origin.fsspec import local_writer
 from cachefs.origin.open_origin import OriginOptions, open_origin
+from cachefs.origin.s3 import bodies
+from cachefs.origin.s3.bodies import MOST_BYTES
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
-from cachefs.origin.s3.writing.sender import MOST_BYTES
 from cachefs.origin.s3.writing.writer import S3Writer
 from cachefs.origin.writable import ABSENT, Attributes, Condition, Guarantees, PartTag, Upload
 from cachefs.types import ObjectMeta
@@ -38,7 +39,7 @@ from tests.servers.told_s3 import Answer, Asked, ToldS3
 CREDENTIALS = ReadOnlyCredentials("AKID", "secret", "token")
 UPLOAD = Upload("a", "an id", "write")
 META = ObjectMeta(3, 0, '"one"')
-SENT_BY_THREAD = MOST_BYTES + 1
+FED = MOST_BYTES + 1
 
 
 @asynccontextmanager
@@ -324,16 +325,19 @@ async def test_a_store_that_knows_no_condition(monkeypatch) -> None:
         assert objects["/bucket/dir/a"].body == b"two"
 
 
-@pytest.mark.parametrize("size_bytes", [3, SENT_BY_THREAD])
+@pytest.mark.parametrize("size_bytes", [3, FED])
 async def test_a_connection_that_the_server_has_closed_is_replaced(monkeypatch, size_bytes) -> None:
-    def answer(_: Asked) -> Answer:
-        return Answer(b"", 200, {"ETag": '"abc"'})
+    sizes: list[int] = []
+
+    def answer(asked: Asked) -> Answer:
+        sizes.append(len(asked.body))
+        breaks_after_bytes = -1 if len(sizes) == 2 else None
+        return Answer(b"", 200, {"ETag": '"abc"'}, breaks_after_bytes=breaks_after_bytes)
 
     async with told(monkeypatch, answer) as (_, writer):
         await writer.put("a", bytes(size_bytes))
-        for each in writer._sender._exchanges._idle:
-            each.socket.shutdown(1)
         await writer.put("a", bytes(size_bytes))
+    assert sizes == [size_bytes] * 3
 
 
 @contextlib.asynccontextmanager
@@ -373,7 +377,7 @@ CHUNKED = b'HTTP/1.1 %s\r\nETag: "abc"\r\nTransfer-Encoding: chunked\r\n\r\n%x\r
 DENIED = b"<Error><Code>AccessDenied</Code></Error>"
 
 
-@pytest.mark.parametrize("size_bytes", [3, SENT_BY_THREAD])
+@pytest.mark.parametrize("size_bytes", [3, FED])
 @pytest.mark.parametrize(
     "answer",
     [
@@ -391,7 +395,7 @@ async def test_all_forms_of_a_success_are_understood(answer: bytes, size_bytes: 
     assert "abc" in meta.version
 
 
-@pytest.mark.parametrize("size_bytes", [3, SENT_BY_THREAD])
+@pytest.mark.parametrize("size_bytes", [3, FED])
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -480,10 +484,10 @@ WANTS_MD5 = (
 )
 
 
-@pytest.mark.parametrize("size_bytes", [0, 3, SENT_BY_THREAD])
+@pytest.mark.parametrize("size_bytes", [0, 3, FED])
 async def test_a_bucket_with_object_lock_gets_checksums(monkeypatch, size_bytes: int) -> None:
     body = bytes(size_bytes)
-    md5 = messages.as_header(hashlib.md5(body).digest())
+    md5 = bodies.as_header(hashlib.md5(body).digest())
 
     def answer(asked: Asked) -> Answer:
         is_body = asked.method == "PUT" and "x-amz-copy-source" not in asked.headers
@@ -535,7 +539,7 @@ async def test_what_new_objects_get_is_stated_wherever_one_is_made(monkeypatch) 
 
     async with told(monkeypatch, answer, options=options) as (server, writer):
         await writer.put("a", b"one")
-        await writer.put("b", bytes(SENT_BY_THREAD))
+        await writer.put("b", bytes(FED))
         await writer.make_directory("d")
         upload = await writer.start_upload("a")
         await writer.copy("a", META, "c")

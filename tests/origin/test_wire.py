@@ -7,8 +7,11 @@ import os
 import resource
 import socket
 import struct
+import threading
+import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from cachefs.origin.http.wire import (
     Bounds,
     BrokenAnswerError,
     Expected,
+    Fed,
     GoOn,
     Request,
     Route,
@@ -63,9 +67,17 @@ class Into:
         return self.decision
 
 
+def fed(body: bytes, on_read: Callable[[], None] = lambda: None) -> Fed:
+    def read(offset: int, length: int) -> bytes:
+        on_read()
+        return body[offset : offset + length]
+
+    return Fed(len(body), read)
+
+
 @pytest.fixture
 async def wire() -> AsyncIterator[Wire]:
-    opened = Wire()
+    opened = Wire(1, 4)
     yield opened
     opened.close()
 
@@ -76,13 +88,22 @@ async def server(nursery: trio.Nursery) -> AsyncIterator[ToldHttp]:
     nursery.cancel_scope.cancel()
 
 
+async def serving(
+    nursery: trio.Nursery, serve_one: Callable[[trio.SocketStream], Awaitable[None]]
+) -> str:
+    """Serve connections, and return the address."""
+    serve = partial(trio.serve_tcp, serve_one, 0, host="127.0.0.1")
+    listeners = await nursery.start(serve)
+    return f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"
+
+
 async def ask(
     wire: Wire,
     server: ToldHttp,
     sink: Into | None = None,
     method: str = "GET",
     bounds: Bounds = BOUNDS,
-    body: bytes | tuple[int, int, int] | None = None,
+    body: bytes | Fed | None = None,
     wants_md5: bool = False,
     path: str = "/b/key",
 ) -> Answer:
@@ -148,16 +169,84 @@ async def test_bodies_from_memory(method: str, wire: Wire, server: ToldHttp) -> 
     assert server.connections == 1
 
 
-async def test_a_body_from_a_file(wire: Wire, server: ToldHttp, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [0, 1, len(BODY), 5 << 20])
+async def test_a_body_that_is_read_while_it_is_sent(
+    wire: Wire, server: ToldHttp, size: int
+) -> None:
     server.pieces = [told(b"")]
-    (tmp_path / "f").write_bytes(BODY * 40)
-    fd = os.open(tmp_path / "f", os.O_RDONLY)
-    await ask(wire, server, method="PUT", body=(fd, 100, len(BODY) * 30))
-    assert server.requests[-1][1] == (BODY * 40)[100 : 100 + len(BODY) * 30]
-    with pytest.raises(OSError, match="can't be read"):
-        await ask(wire, server, method="PUT", body=(fd, 100, len(BODY) * 50))
-    os.close(fd)
-    assert len(server.requests) == 1
+    body = (BODY * 60)[:size]
+    await ask(wire, server, method="PUT", body=fed(body))
+    assert server.requests[-1][1] == body
+    assert b"content-length: %d" % size in server.heads[-1].lower()
+
+
+async def test_a_body_is_read_again_for_a_new_connection(wire: Wire, server: ToldHttp) -> None:
+    body = BODY * 20
+    await ask(wire, server)
+    server.answers = [[None]]
+    assert (await ask(wire, server, method="PUT", body=fed(body))).body == BODY
+    assert [sent for _, sent in server.requests] == [b"", body, body]
+
+
+async def test_a_body_that_can_not_be_read(wire: Wire, server: ToldHttp) -> None:
+    def read(offset: int, length: int) -> bytes:
+        if offset > 1 << 20:
+            raise OSError("the disk is broken")
+        return bytes(length)
+
+    with pytest.raises(OSError, match="the disk is broken"):
+        await ask(wire, server, method="PUT", body=Fed(4 << 20, read))
+    await until(lambda: server.open == 0)
+    assert not server.requests
+
+
+@pytest.mark.parametrize("header", ["", "connection: close\r\n"])
+async def test_an_answer_before_the_body(wire: Wire, nursery: trio.Nursery, header: str) -> None:
+    """The server refuses a request after its head, and takes no more of it."""
+    answered = threading.Event()
+
+    def read(_: int, length: int) -> bytes:
+        answered.wait(120)
+        return bytes(length)
+
+    async def refuse(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(told(b"no", "403 Forbidden", header))
+        await stream.send_eof()  # a reset could overtake the answer
+        while await stream.receive_some():
+            pass
+
+    for body in (Fed(4 << 20, read), bytes(4 << 20)):
+        url = await serving(nursery, refuse)
+        answer = await wire.send(Request("PUT", url, {}, BOUNDS, Route(), body))
+        assert (answer.status, answer.body) == (403, b"no")
+    answered.set()
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_slow_reader_of_a_body_is_no_silence(wire: Wire, server: ToldHttp) -> None:
+    def read(_: int, length: int) -> bytes:
+        time.sleep(0.5)
+        return bytes(length)
+
+    answer = await ask(wire, server, None, "PUT", Bounds(5, 0.2), Fed(1 << 20, read))
+    assert answer.status == 200
+
+
+async def test_the_end_of_the_wire_ends_the_readers_of_bodies(server: ToldHttp) -> None:
+    server.pieces = [trio.Event()]
+    wire, read = Wire(1, 4), threading.Event()
+
+    async def fails(body: Fed) -> None:
+        with pytest.raises(ConnectionError):
+            await ask(wire, server, method="PUT", body=body)
+
+    async with trio.open_nursery() as nursery:
+        for size in (1000, 64 << 20):
+            nursery.start_soon(fails, fed(bytes(size), read.set))
+        await until(read.is_set)
+        wire.close()
+    await until(lambda: wire.feeders.borrowed_tokens == 0)
 
 
 async def test_a_put_without_a_body_says_so(wire: Wire, server: ToldHttp) -> None:
@@ -242,7 +331,7 @@ async def test_a_file_as_sink(wire: Wire, server: ToldHttp, tmp_path: Path) -> N
         assert file.read() == bytes(10) + BODY
     with Path("/dev/full").open("w+b", buffering=0) as full:
         sink.room = (full.fileno(), 0, len(BODY))  # type: ignore[assignment]
-        with pytest.raises(OSError, match="can't be read or stored"):
+        with pytest.raises(OSError, match="can't be stored"):
             await ask(wire, server, sink)
 
 
@@ -290,6 +379,11 @@ BROKEN: dict[str, bytes] = {
     "a negative length": HEAD + b"content-length: -1\r\n\r\nxx",
     "packed on the way": HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "no chunk": HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\nabc",
+    **{
+        f"a chunk of {size.decode()!a}": HEAD
+        + b"transfer-encoding: chunked\r\n\r\n%s\r\n%s\r\n0\r\n\r\n" % (size, b"x" * 16)
+        for size in (b"1_0", b"+10", b"-10", b" 10", b"0x10", b"", "²".encode())
+    },
     "a chunk of petabytes": HEAD + b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\nabc",
     "a head without end": HEAD + b"x: y\r\n" * 101,
     "a long line": HEAD + b"x: " + b"y" * (65 << 10) + b"\r\n\r\n",
@@ -370,11 +464,11 @@ async def test_time_without_progress_counts_bytes_that_are_sent(
             await trio.sleep(0.01)
         await stream.send_all(told(b""))
 
-    serve = trio.serve_tcp
-    listeners = await nursery.start(lambda task_status: serve(take, 0, task_status=task_status))
-    url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"
-    request = Request("PUT", url, {}, Bounds(5, 0.4), Route(), bytes(16 << 20))
-    assert (await wire.send(request)).status == 200
+    url = await serving(nursery, take)
+    for body in (bytes(16 << 20), fed(bytes(16 << 20))):
+        received = 0
+        request = Request("PUT", url, {}, Bounds(5, 0.4), Route(), body)
+        assert (await wire.send(request)).status == 200
     nursery.cancel_scope.cancel()
 
 
@@ -462,7 +556,7 @@ async def test_no_server(wire: Wire) -> None:
 
 async def test_a_cancelled_request_closes_its_connection(wire: Wire, server: ToldHttp) -> None:
     server.pieces = [trio.Event()]
-    for body in (None, BODY):
+    for body in (None, BODY, fed(BODY * 10)):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, wire, server, Into(), "PUT", BOUNDS, body)

@@ -1,12 +1,9 @@
 """Numbers in texts of other programs, and the parsers that read such texts."""
 
-import io
-
 import pytest
 
 from cachefs.errors import BadDataError
 from cachefs.foreign_numbers import whole_number
-from cachefs.origin.s3.exchange import BrokenAnswerError, _Connection
 from cachefs.origin.s3.listing import parse_page
 from cachefs.origin.s3.writing.messages import described
 from cachefs.shared.wire import read_stats
@@ -28,25 +25,6 @@ def test_numbers() -> None:
     assert whole_number(b"fF", 16) == 255
     assert whole_number("1755", 8) == 0o1755
     assert whole_number("8", 8) is None
-
-
-def written_body(answer: bytes) -> bytes:
-    """What the parser of answers to writes returns for a chunked body."""
-    connection = object.__new__(_Connection)
-    connection._answers = io.BufferedReader(io.BytesIO(answer))  # type: ignore[arg-type]
-    return connection._body({"transfer-encoding": "chunked"}, 4096)[0]
-
-
-@pytest.mark.parametrize("size", ["1_0", "+10", "-10", " 10", "10 ", "0x10", "", "²"])
-def test_odd_sizes_of_chunks(size: str) -> None:
-    answer = size.encode() + b"\r\n" + b"x" * 16 + b"\r\n0\r\n\r\n"
-    with pytest.raises(BrokenAnswerError):
-        written_body(answer)
-
-
-def test_extensions_of_chunks() -> None:
-    answer = b"A;name=value\r\n0123456789\r\n0\r\n\r\n"
-    assert written_body(answer) == b"0123456789"
 
 
 @pytest.mark.parametrize("text", ODD)

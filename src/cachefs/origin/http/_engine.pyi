@@ -1,7 +1,7 @@
 """The compiled part. engine.h describes how it works.
 
-No function waits, except `Engine.close`. A descriptor is duplicated, and a buffer is held until the
-transfer has ended, so the caller may drop both at once.
+No function waits, except `Engine.close` and `Transfer.give`. A descriptor is duplicated, and a
+buffer is held until the transfer has ended, so the caller may drop both at once.
 """
 
 from typing import Any, final
@@ -18,7 +18,7 @@ class Engine:
         method: str,
         url: str,
         headers: tuple[str, ...],
-        body: Buffer | FilePart | None,
+        body: Buffer | int | None,
         sink: Buffer | FilePart | None,
         expected: Expected | None,
         wants_md5: bool,
@@ -35,6 +35,8 @@ class Engine:
         number by so many bytes of the sink from an offset on, as soon as the sink is full by an
         expected answer, which has this MD5. With `is_patient`, `fileno` may become readable a
         little later, for several transfers together.
+
+        `body` is the body of the request, or its length if `Transfer.give` gives it.
 
         The body of an answer 200 or 206 goes to the sink, if there is one: at once if the answer is
         `expected`, else after `Transfer.go_on`. Raises `ValueError` for a header that can't be
@@ -100,6 +102,11 @@ class Transfer:
         """Receive the body of a held answer into the sink, except its first `skip_bytes`. With
         `stops_when_full` bytes that the sink can't hold are not received; otherwise they are an
         error."""
+
+    def give(self, offset: int, piece: Buffer, /) -> int:
+        """Give the piece at `offset` of the body, and return the offset of the next one, which is
+        an earlier one if the body must be sent once more; -1 if the transfer has ended. Waits for
+        room, and after the last piece for the end, so threads call it."""
 
     def take_room(self) -> Room:
         """Return the collected body of the answer, which `result` has no more then."""

@@ -160,6 +160,12 @@ static void reply(struct engine *engine, struct transfer *transfer) {
     transfer->is_replied = written >= 0 || errno == ENOENT;
 }
 
+void engine_feed(struct transfer *transfer) {
+    pthread_mutex_lock(&transfer->worker->lock);
+    transfer->has_more = true;
+    command(transfer);
+}
+
 /* Compute the MD5s of what has ended, several at a time, and tell of all of it. A file that was a
  * sink has none. */
 static void publish(struct worker *worker) {
@@ -282,6 +288,12 @@ static void go_on(struct transfer *transfer, size_t skip_bytes, bool stops_when_
     if (code != CURLE_OK) conclude(transfer->worker, transfer, code);
 }
 
+static void send_on(struct transfer *transfer) {
+    if (!transfer->is_starved) return;
+    CURLcode code = transfer_send_on(transfer);
+    if (code != CURLE_OK) conclude(transfer->worker, transfer, code);
+}
+
 /* Obey one command. Return whether there was one. */
 static bool obey(struct worker *worker) {
     pthread_mutex_lock(&worker->lock);
@@ -293,9 +305,10 @@ static bool obey(struct worker *worker) {
     worker->commands = first->next_command;
     if (worker->commands == NULL) worker->last_command = &worker->commands;
     bool starts = first->starts, is_cancelled = first->is_cancelled, goes_on = first->goes_on;
+    bool has_more = first->has_more;
     size_t skip_bytes = first->command_skip_bytes;
     bool stops_when_full = first->command_stops_when_full;
-    first->has_command = first->starts = first->goes_on = false;
+    first->has_command = first->starts = first->goes_on = first->has_more = false;
     pthread_mutex_unlock(&worker->lock);
     if (is_cancelled && starts) { /* it was never sent */
         first->end = END_CANCELLED;
@@ -306,6 +319,8 @@ static bool obey(struct worker *worker) {
         start(worker, first);
     else if (goes_on)
         go_on(first, skip_bytes, stops_when_full);
+    else if (has_more)
+        send_on(first);
     return true;
 }
 

@@ -15,6 +15,7 @@
 #ifndef CACHEFS_HTTP_ENGINE_H
 #define CACHEFS_HTTP_ENGINE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,7 +54,6 @@ enum end {
     END_NO_TLS,    /* the server does not speak TLS */
     END_OLD_TLS,   /* it speaks only versions before 1.2 */
     END_NO_CAS,    /* the file with the CAs can't be read, or has none */
-    END_BODY,      /* the body of the request can't be read: `detail` is the errno */
     END_SINK,      /* the body of the answer can't be stored: `detail` is the errno */
     END_FAILED,    /* anything else; `detail` is libcurl's code */
 };
@@ -72,11 +72,9 @@ struct transfer {
     char *method, *url, *proxy, *ca_file, *ca_path;
     struct curl_slist *headers;
     long most_idle_s; /* the longest time that a connection was idle before it is used again */
-    /* The body: bytes, or else a part of a file, or else there is none. */
-    bool has_body;
+    /* The body: bytes, or else what a thread gives piece by piece, or else there is none. */
+    bool has_body, is_fed;
     const uint8_t *body;
-    int body_fd; /* owned, or -1 */
-    off_t body_offset;
     size_t body_bytes;
     /* Where the body of an object goes. With no sink, it is collected as that of any other answer. */
     bool has_sink;
@@ -130,18 +128,26 @@ struct transfer {
     bool is_decided; /* `end` says how it ends, whatever libcurl says of it */
     int lengths; /* headers Content-Length */
     size_t told_bytes; /* what it says; 0 without one */
+    bool is_starved; /* it waits for the next piece of its body */
     char error[CURL_ERROR_SIZE];
     struct transfer *previous_running, *next_running;
 
     /* Protected by the lock of the worker. */
     struct transfer *next_command;
-    bool has_command, starts, is_cancelled, goes_on;
+    bool has_command, starts, is_cancelled, goes_on, has_more;
     size_t command_skip_bytes;
     bool command_stops_when_full;
 
     /* Protected by the lock of the engine. */
     struct transfer *next_told;
     bool is_told, is_held, is_ended;
+
+    /* The part of the body that is to be sent next, and the offset of what follows it. */
+    pthread_mutex_t piece_lock; /* protects all of it; nobody takes another lock with it */
+    pthread_cond_t piece_taken;
+    const uint8_t *piece;
+    size_t piece_bytes, next_piece;
+    bool takes_none; /* the transfer has ended */
 };
 
 struct engine;
@@ -162,6 +168,8 @@ void engine_cancel(struct transfer *transfer);
 /* For a transfer that is held: receive the body into the sink, after its first `skip_bytes`. If
  * `stops_when_full`, what follows is not received; otherwise it is an error. */
 void engine_go_on(struct transfer *transfer, size_t skip_bytes, bool stops_when_full);
+/* A piece of the body has been given. */
+void engine_feed(struct transfer *transfer);
 /* Take one transfer out of the list: it has ended, or it is held; see *is_ended. */
 struct transfer *engine_collect(struct engine *engine, bool *is_ended);
 void transfer_free(struct transfer *transfer);
@@ -170,9 +178,20 @@ void transfer_free(struct transfer *transfer);
 void engine_free(struct engine *engine, void (*drop)(struct transfer *transfer, void *data),
                  void *data);
 
+/* transfer.c: for threads that give bodies. Wait while there is a piece at hand, or none is left, and
+ * the next one is that of `offset`. Return the offset of the next piece; -1 if the transfer has
+ * ended. The body begins anew when libcurl sends it once more. */
+int64_t transfer_wait_for_turn(struct transfer *transfer, size_t offset);
+/* Give the piece at `offset`, which must stay as it is until the next turn, or until the transfer
+ * has ended. Return whether it was the right one. */
+bool transfer_give(struct transfer *transfer, size_t offset, const void *piece, size_t count);
+/* The transfer has ended, and its last piece is not used any more. */
+void transfer_take_no_more(struct transfer *transfer);
+
 /* transfer.c: what happens in the thread. */
 bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share);
 void transfer_conclude(struct transfer *transfer, CURLcode code);
+CURLcode transfer_send_on(struct transfer *transfer); /* its next piece is there */
 bool transfer_is_late(const struct transfer *transfer, uint64_t now);
 uint64_t now_ms(void);
 /* engine.c */

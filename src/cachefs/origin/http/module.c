@@ -118,9 +118,14 @@ static bool set_ends(TransferObject *self, PyObject *body, PyObject *sink) {
     struct transfer *transfer = self->transfer;
     transfer->has_body = body != Py_None;
     transfer->has_sink = sink != Py_None;
-    if (PyTuple_Check(body)) {
-        if (!set_file(body, &transfer->body_fd, &transfer->body_offset, &transfer->body_bytes))
+    if (PyLong_Check(body)) {
+        Py_ssize_t body_bytes = PyLong_AsSsize_t(body);
+        if (body_bytes < 0) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a length is negative");
             return false;
+        }
+        transfer->is_fed = true;
+        transfer->body_bytes = body_bytes;
     } else if (transfer->has_body) {
         if (PyObject_GetBuffer(body, &self->body, PyBUF_SIMPLE) < 0) return false;
         transfer->body = self->body.buf;
@@ -230,6 +235,7 @@ static PyObject *Engine_reply(EngineObject *self, PyObject *args) {
 static TransferObject *take_back(struct transfer *transfer) {
     TransferObject *owner = transfer->owner;
     owner->is_ended = true;
+    transfer_take_no_more(transfer);
     PyBuffer_Release(&owner->sink);
     PyBuffer_Release(&owner->body);
     return owner;
@@ -338,6 +344,34 @@ static PyObject *Transfer_go_on(TransferObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "np", &skip_bytes, &stops)) return NULL;
     if (is_running(self)) engine_go_on(self->transfer, skip_bytes, stops);
     Py_RETURN_NONE;
+}
+
+static PyObject *wait_for_turn(TransferObject *self, size_t offset) {
+    int64_t next;
+    Py_BEGIN_ALLOW_THREADS
+    next = transfer_wait_for_turn(self->transfer, offset);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(next);
+}
+
+static PyObject *Transfer_give(TransferObject *self, PyObject *args) {
+    Py_buffer piece;
+    Py_ssize_t offset;
+    if (!PyArg_ParseTuple(args, "ny*", &offset, &piece)) return NULL;
+    PyObject *next = wait_for_turn(self, offset);
+    bool is_right = next != NULL && PyLong_AsLongLong(next) == offset && is_running(self) &&
+                    transfer_give(self->transfer, offset, piece.buf, piece.len);
+    if (!is_right) {
+        PyBuffer_Release(&piece);
+        return next;
+    }
+    Py_DECREF(next);
+    PyBuffer_Release(&self->body); /* the piece before */
+    self->body = piece;
+    engine_feed(self->transfer);
+    offset += piece.len;
+    bool is_last = (size_t)offset == self->transfer->body_bytes;
+    return is_last ? wait_for_turn(self, offset) : PyLong_FromSsize_t(offset);
 }
 
 static PyObject *Transfer_filled(TransferObject *self, void *none) {
@@ -478,6 +512,7 @@ static PyTypeObject EngineType = {
 static PyMethodDef transfer_methods[] = {
     {"cancel", (PyCFunction)Transfer_cancel, METH_NOARGS, NULL},
     {"go_on", (PyCFunction)Transfer_go_on, METH_VARARGS, NULL},
+    {"give", (PyCFunction)Transfer_give, METH_VARARGS, NULL},
     {"take_room", (PyCFunction)Transfer_take_room, METH_NOARGS, NULL},
     {"result", (PyCFunction)Transfer_result, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -139,6 +139,12 @@ static bool check_line(struct transfer *transfer, const char *line, size_t count
     return true;
 }
 
+CURLcode transfer_send_on(struct transfer *transfer) {
+    transfer->is_starved = false;
+    transfer->moved_ms = now_ms();
+    return curl_easy_pause(transfer->easy, CURLPAUSE_CONT);
+}
+
 /* An empty line ends a head. libcurl ends it also with a line that only begins with a carriage
  * return, and after 101 it waits for bytes of another protocol. */
 static bool end_head(struct transfer *transfer, size_t count) {
@@ -151,6 +157,8 @@ static bool end_head(struct transfer *transfer, size_t count) {
                      has_expected(transfer);
     /* At once: a body without a length may never begin. */
     if (is_object(transfer) && !transfer->fits) engine_hold(transfer);
+    /* The rest of the body is not wanted. */
+    if (transfer->status >= 300 && transfer->is_starved) transfer_send_on(transfer);
     return true;
 }
 
@@ -244,31 +252,33 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *data) {
     return fail(transfer, transfer->stops_when_full ? END_DONE : END_TOO_LONG, 0);
 }
 
-static size_t give_body(char *room, size_t size, size_t count, void *data) {
+static size_t take_piece(char *room, size_t size, size_t count, void *data) {
     struct transfer *transfer = data;
-    size_t left = transfer->body_bytes - transfer->body_position;
+    bool is_complete = transfer->body_position == transfer->body_bytes;
     count *= size;
-    if (count > left) count = left;
+    if (transfer->is_head_complete && transfer->status >= 300) return 0;
     transfer->moved_ms = now_ms();
-    ssize_t got = 0;
-    while (count) {
-        got = pread(transfer->body_fd, room, count, transfer->body_offset + transfer->body_position);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) {
-            fail(transfer, END_BODY, got ? errno : EIO);
-            return CURL_READFUNC_ABORT;
-        }
-        break;
-    }
-    transfer->body_position += got;
-    return got;
+    pthread_mutex_lock(&transfer->piece_lock);
+    if (count > transfer->piece_bytes) count = transfer->piece_bytes;
+    if (count) memcpy(room, transfer->piece, count);
+    transfer->piece += count;
+    transfer->piece_bytes -= count;
+    if (!transfer->piece_bytes) pthread_cond_signal(&transfer->piece_taken);
+    pthread_mutex_unlock(&transfer->piece_lock);
+    transfer->body_position += count;
+    transfer->is_starved = !count && !is_complete;
+    return transfer->is_starved ? CURL_READFUNC_PAUSE : count;
 }
 
 static int seek_body(void *data, curl_off_t offset, int origin) {
     struct transfer *transfer = data;
     if (origin != SEEK_SET || offset < 0 || (size_t)offset > transfer->body_bytes)
         return CURL_SEEKFUNC_FAIL;
-    transfer->body_position = offset;
+    pthread_mutex_lock(&transfer->piece_lock);
+    transfer->body_position = transfer->next_piece = offset;
+    transfer->piece_bytes = 0;
+    pthread_cond_signal(&transfer->piece_taken);
+    pthread_mutex_unlock(&transfer->piece_lock);
     return CURL_SEEKFUNC_OK;
 }
 
@@ -312,13 +322,44 @@ static void end_if_unread(const struct transfer *transfer, int port) {
     if (recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0) shutdown(fd, SHUT_RDWR);
 }
 
+int64_t transfer_wait_for_turn(struct transfer *transfer, size_t offset) {
+    pthread_mutex_lock(&transfer->piece_lock);
+    while (!transfer->takes_none && transfer->next_piece == offset &&
+           (transfer->piece_bytes || offset == transfer->body_bytes))
+        pthread_cond_wait(&transfer->piece_taken, &transfer->piece_lock);
+    int64_t next = transfer->takes_none ? -1 : (int64_t)transfer->next_piece;
+    pthread_mutex_unlock(&transfer->piece_lock);
+    return next;
+}
+
+bool transfer_give(struct transfer *transfer, size_t offset, const void *piece, size_t count) {
+    pthread_mutex_lock(&transfer->piece_lock);
+    bool is_right = !transfer->takes_none && !transfer->piece_bytes &&
+                    transfer->next_piece == offset && count <= transfer->body_bytes - offset;
+    if (is_right) {
+        transfer->piece = piece;
+        transfer->piece_bytes = count;
+        transfer->next_piece += count;
+    }
+    pthread_mutex_unlock(&transfer->piece_lock);
+    return is_right;
+}
+
+void transfer_take_no_more(struct transfer *transfer) {
+    pthread_mutex_lock(&transfer->piece_lock);
+    transfer->takes_none = true;
+    transfer->piece_bytes = 0;
+    pthread_cond_signal(&transfer->piece_taken);
+    pthread_mutex_unlock(&transfer->piece_lock);
+}
+
 /* The connection is there, and the request is sent now. */
 static int begin_request(void *data, char *to, char *from, int to_port, int from_port) {
     struct transfer *transfer = data;
     (void)to, (void)from, (void)to_port;
     end_if_unread(transfer, from_port);
     transfer->is_sent = true;
-    if (transfer->body_fd < 0) transfer->body_position = 0; /* it may be sent once more */
+    if (!transfer->is_fed) transfer->body_position = 0; /* it may be sent once more */
     transfer->moved_ms = now_ms();
     return CURL_PREREQFUNC_OK;
 }
@@ -358,7 +399,7 @@ static void set_body(struct transfer *transfer, CURL *easy) {
         curl_easy_setopt(easy, CURLOPT_NOBODY, 1L);
         return;
     }
-    if (transfer->has_body && transfer->body_fd < 0) {
+    if (transfer->has_body && !transfer->is_fed) {
         /* Up to 64 KiB of it go out together with the head. */
         curl_easy_setopt(easy, CURLOPT_POSTFIELDS, transfer->body ? (const char *)transfer->body : "");
         curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)transfer->body_bytes);
@@ -368,7 +409,7 @@ static void set_body(struct transfer *transfer, CURL *easy) {
     } else if (transfer->has_body) {
         curl_easy_setopt(easy, CURLOPT_UPLOAD, 1L);
         curl_easy_setopt(easy, CURLOPT_INFILESIZE_LARGE, (curl_off_t)transfer->body_bytes);
-        curl_easy_setopt(easy, CURLOPT_READFUNCTION, give_body);
+        curl_easy_setopt(easy, CURLOPT_READFUNCTION, take_piece);
         curl_easy_setopt(easy, CURLOPT_READDATA, transfer);
         curl_easy_setopt(easy, CURLOPT_SEEKFUNCTION, seek_body);
         curl_easy_setopt(easy, CURLOPT_SEEKDATA, transfer);
@@ -383,7 +424,7 @@ bool transfer_is_late(const struct transfer *transfer, uint64_t now) {
     if (transfer->total_ms && now >= transfer->began_ms + transfer->total_ms + patience_ms)
         return true;
     /* libcurl limits the time until the connection is there. */
-    return transfer->is_sent && transfer->idle_ms &&
+    return transfer->is_sent && transfer->idle_ms && !transfer->is_starved &&
            now >= transfer->moved_ms + transfer->idle_ms + patience_ms;
 }
 
@@ -473,9 +514,9 @@ void transfer_conclude(struct transfer *transfer, CURLcode code) {
     long connects = 0;
     if (!transfer->is_decided) transfer->end = end_of(transfer, code);
     if (transfer->end == END_DONE && !transfer->is_head_complete) transfer->end = END_BROKEN;
-    /* The status of an error says enough, even if its body is broken. */
-    if (transfer->end == END_BROKEN && transfer->is_head_complete && transfer->status >= 300)
-        transfer->end = END_DONE;
+    /* The status of an error says enough, even if its body is broken or never ends. */
+    bool is_broken = transfer->end == END_BROKEN || transfer->end == END_TIMED_OUT;
+    if (is_broken && transfer->is_head_complete && transfer->status >= 300) transfer->end = END_DONE;
     curl_easy_getinfo(transfer->easy, CURLINFO_STARTTRANSFER_TIME_T, &first);
     curl_easy_getinfo(transfer->easy, CURLINFO_NUM_CONNECTS, &connects);
     curl_easy_getinfo(transfer->easy, CURLINFO_PRETRANSFER_TIME_T, &sent);
@@ -486,7 +527,10 @@ void transfer_conclude(struct transfer *transfer, CURLcode code) {
 
 struct transfer *transfer_new(void) {
     struct transfer *transfer = calloc(1, sizeof *transfer);
-    if (transfer != NULL) transfer->body_fd = transfer->sink_fd = -1;
+    if (transfer == NULL) return NULL;
+    transfer->sink_fd = -1;
+    pthread_mutex_init(&transfer->piece_lock, NULL);
+    pthread_cond_init(&transfer->piece_taken, NULL);
     return transfer;
 }
 
@@ -509,7 +553,8 @@ void transfer_free(struct transfer *transfer) {
         free(transfer->expected[at].name);
         free(transfer->expected[at].value);
     }
-    if (transfer->body_fd >= 0) close(transfer->body_fd);
+    pthread_cond_destroy(&transfer->piece_taken);
+    pthread_mutex_destroy(&transfer->piece_lock);
     if (transfer->sink_fd >= 0) close(transfer->sink_fd);
     free(transfer->head.bytes);
     free(transfer->answer.bytes);

@@ -30,6 +30,8 @@ Expected = tuple[int, tuple[tuple[str, str], ...]]
 _KEPT_S = 3
 """A connection that was idle for longer may have been closed by the server."""
 _FOLLOW_S = 0.1
+_PIECE_BYTES = 512 << 10
+"""How much of a body is read at once. Two pieces of each are in memory."""
 _WITH_OBJECT = (200, 206)
 _MOST_MS = 2**31 - 1
 _OTHER_NAME = 62
@@ -51,7 +53,6 @@ class End(enum.IntEnum):
     NO_TLS = enum.auto()
     OLD_TLS = enum.auto()
     NO_CAS = enum.auto()
-    BODY = enum.auto()
     SINK = enum.auto()
     FAILED = enum.auto()
 
@@ -89,6 +90,15 @@ class Bounds(NamedTuple):
     patience_s: float = 0.0
 
 
+class Fed(NamedTuple):
+    """A body that a thread reads piece by piece while it is sent. `read` returns exactly as many
+    bytes at an offset as it is asked for; it may block. What it raises ends the request, and
+    `Wire.send` raises it."""
+
+    size_bytes: int
+    read: Callable[[int, int], Buffer]
+
+
 class Request(NamedTuple):
     """A request, signed if need be. `url` is quoted, and `headers` lack Host and Content-Length."""
 
@@ -97,7 +107,7 @@ class Request(NamedTuple):
     headers: Mapping[str, str]
     bounds: Bounds
     route: Route = Route()
-    body: Buffer | FilePart | None = None
+    body: Buffer | Fed | None = None
 
 
 class GoOn(NamedTuple):
@@ -157,12 +167,14 @@ _TLS_REASONS = {
 
 class Wire:
     """Sends requests for one event loop, which alone may use it. It owns the threads and their
-    connections."""
+    connections. At most `feeders` bodies are read at a time, each in a thread of Python; who does
+    more with bodies in threads takes them from the same limit, `feeders`."""
 
-    def __init__(self, threads: int = 1) -> None:
+    def __init__(self, threads: int = 1, feeders: int = 1) -> None:
         # libcurl and Python would write the keys of all TLS connections to this file.
         os.environ.pop("SSLKEYLOGFILE", None)
         self._threads = threads
+        self.feeders = trio.CapacityLimiter(feeders)
         self._engine: Engine | None = None
         self._closed = False
         self._followed: dict[Transfer, Callable[[], None]] = {}
@@ -181,9 +193,17 @@ class Wire:
         sent after a newer one. Raises `OSError`, `BrokenAnswerError`, `ValueError`
         for what can't be sent, and any exception of `sink`."""
         transfer = self._start(request, sink, wants_md5)
+        failures: list[Exception] = []
+        if isinstance(request.body, Fed):
+            feed = partial(_feed, transfer, request.body, failures)
+            trio.lowlevel.spawn_system_task(self._in_thread, feed)
         try:
             is_write = request.method not in ("GET", "HEAD")
             return await self._answer(transfer, sink, is_write, wants_room)
+        except ConnectionError:
+            for failure in failures:
+                raise failure from None
+            raise
         finally:
             self._followed.pop(transfer, None)
 
@@ -215,6 +235,9 @@ class Wire:
         transfer = engine.reply(data, reply.unique)
         transfer.waiter = _Ending(on_ended)
         return transfer
+
+    async def _in_thread(self, feed: Callable[[], None]) -> None:
+        await trio.to_thread.run_sync(feed, abandon_on_cancel=True, limiter=self.feeders)
 
     async def send_many(
         self,
@@ -255,7 +278,7 @@ class Wire:
             request.method,
             request.url,
             tuple(f"{name}: {value}" for name, value in request.headers.items()),
-            request.body,
+            request.body.size_bytes if isinstance(request.body, Fed) else request.body,
             None if sink is None else sink.room,
             None if sink is None else sink.expected,
             wants_md5,
@@ -342,6 +365,18 @@ class Wire:
         if self._engine is not None:
             trio.lowlevel.notify_closing(self._engine.fileno())
             wake(self._engine.close())
+
+
+def _feed(transfer: Transfer, body: Fed, failures: list[Exception]) -> None:
+    """Read a body and give it to its transfer, until that has ended. Blocks."""
+    offset = 0
+    try:
+        while offset >= 0:
+            piece = body.read(offset, min(_PIECE_BYTES, body.size_bytes - offset))
+            offset = transfer.give(offset, piece)
+    except Exception as failure:
+        failures.append(failure)
+        transfer.cancel()
 
 
 def wake(collected: list[Transfer]) -> None:
@@ -490,7 +525,7 @@ def failure(end: End, detail: int) -> Exception:
             failed = ssl.SSLError()
             failed.reason = _TLS_REASONS[end]
             return failed
-        case End.BODY | End.SINK:
-            return OSError(detail, "the bytes can't be read or stored here")
+        case End.SINK:
+            return OSError(detail, "the bytes can't be stored here")
         case _:
             return ConnectionError(f"{end.name.lower()} ({detail})")

@@ -1,12 +1,14 @@
-"""Sends requests that read from one bucket, signs them, and follows its redirects."""
+"""Sends requests to one bucket, signs them, and follows its redirects."""
 
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
+import trio
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.errors import BadDataError, OriginError
@@ -24,12 +26,15 @@ from cachefs.origin.http.wire import (
 )
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.proxies import proxy_for
+from cachefs.origin.s3 import bodies, redirects
 from cachefs.origin.s3 import errors as s3_errors
-from cachefs.origin.s3 import redirects
 from cachefs.origin.s3.config import S3Target
 from cachefs.origin.s3.loop_credentials import LoopCredentials
 from cachefs.origin.s3.signing import NO_BODY, sign, signed_headers
+from cachefs.origin.writable import Content
 from cachefs.types import Reply
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +59,17 @@ class Wanted(NamedTuple):
     wants_md5: bool = False
     wants_room: bool = False
     """See `Wire.send`."""
+    content: Content | None = None
+    """The body of a write. The signature covers its SHA-256, so that the store refuses other
+    bytes; without a signature, Content-MD5 its MD5."""
+    states_md5: bool = False
+    """Whether it has a Content-MD5 in any case."""
+    verb: str = "read"
+    """The end of the error message "... can't be read"."""
 
 
 class BucketReader:
-    """Sends GETs and HEADs to one bucket. Only the loop may use it."""
+    """Sends requests to one bucket. Only the loop may use it."""
 
     def __init__(
         self, target: S3Target, wire: Wire, credentials: LoopCredentials, options: OriginOptions
@@ -67,7 +79,7 @@ class BucketReader:
         """Where the bucket is, if an answer has shown that it is in another region."""
         self.accepts_gzip = target.unpacks
         """Whether GETs say that they accept gzip: see `objects.get`, which also sets it."""
-        self._credentials = credentials
+        self.credentials = credentials
         self._bounds = Bounds(
             options.connect_timeout_s, options.idle_timeout_s, options.total_timeout_s
         )
@@ -100,21 +112,14 @@ class BucketReader:
     async def ask(self, wanted: Wanted) -> tuple[Answer, OriginError | None]:
         """Return an answer, and the error that it means; None for status 200 or 206. Raises
         `OriginError` if there is no answer."""
-        method = wanted.method
-        name = wanted.key or parse_qs(wanted.query).get("prefix", [""])[0]
-        subject = f"{self.target.scheme}://{self.target.bucket}/{name}"
-        credentials = await self._credentials.current()
-        answer, place = await self._follow(wanted, subject, credentials)
-        status, body = answer.status, answer.body
-        if await self._credentials.can_sign_anew(credentials, method, status, body):
-            credentials = await self._credentials.current()
-            answer, place = await self._follow(wanted, subject, credentials)
-        provider = self._credentials.provider
+        answer, place, credentials = await self.answer(wanted)
+        provider = self.credentials.provider
         if answer.status in (200, 206):
             provider.note_success()
             if place.region != self.target.region:
                 self.moved = place
             return answer, None
+        subject = self.subject(wanted)
         told = answer.status, answer.headers, answer.body
         refused = s3_errors.refused_credentials(self.target, provider, credentials, subject, told)
         is_signed = credentials is not None
@@ -134,7 +139,7 @@ class BucketReader:
         """Send a GET that takes little time: see `Wire.begin`. Follows no redirects, and looks for
         no new credentials. Return False, and send nothing, if it would have to wait or can't be
         sent."""
-        provider = self._credentials.provider
+        provider = self.credentials.provider
         credentials = provider.at_hand()
         if credentials is None and not provider.anonymous:
             return False
@@ -146,6 +151,23 @@ class BucketReader:
             return False
         return True
 
+    async def answer(self, wanted: Wanted) -> tuple[Answer, S3Target, ReadOnlyCredentials | None]:
+        """Return an answer that is no redirect within the store, the place of it, and with what the
+        request was signed. It is signed anew if its credentials are refused and there are others.
+        Raises `OriginError` if there is no answer."""
+        credentials = await self.credentials.current()
+        answer, place = await self._follow(wanted, credentials)
+        asked = wanted.method, answer.status, answer.body
+        if await self.credentials.can_sign_anew(credentials, *asked):
+            credentials = await self.credentials.current()
+            answer, place = await self._follow(wanted, credentials)
+        return answer, place, credentials
+
+    def subject(self, wanted: Wanted) -> str:
+        """Return what a request is about, for messages."""
+        name = wanted.key or parse_qs(wanted.query).get("prefix", [""])[0]
+        return f"{self.target.scheme}://{self.target.bucket}/{name}"
+
     async def get_many(
         self,
         wanted: Iterator[tuple[int, Wanted]],
@@ -154,7 +176,7 @@ class BucketReader:
     ) -> None:
         """Send GETs that have a sink: see `Wire.send_many`. Follows no redirects, and looks for no
         new credentials. Raises `OriginError`."""
-        credentials = await self._credentials.current()
+        credentials = await self.credentials.current()
         place, route = self.target, self._route(self.target)
 
         def signed() -> Iterator[tuple[int, Request, Sink]]:
@@ -179,25 +201,29 @@ class BucketReader:
         return Wanted("GET", key, "", headers, self._bounds, sink)
 
     async def _follow(
-        self, wanted: Wanted, subject: str, credentials: ReadOnlyCredentials | None
+        self, wanted: Wanted, credentials: ReadOnlyCredentials | None
     ) -> tuple[Answer, S3Target]:
         """Send a request and return the answer that is no redirect, and the place of it."""
-        place = self.target
+        place, subject = self.target, self.subject(wanted)
         for _ in range(redirects.MOST + 1):
             answer = await self._ask(place, subject, wanted, credentials)
             moved = None
-            if answer.status not in (200, 206):
-                moved = self._moved(place, wanted.key, subject, answer)
+            if answer.status >= 300:
+                moved = self._moved(place, wanted, subject, answer)
             if moved is None:
                 return answer, place
             place = moved
-        raise OriginError(f"{subject} can't be read: {self.target.endpoint} redirects without end")
+        raise OriginError(
+            f"{subject} can't be {wanted.verb}: {self.target.endpoint} redirects without end"
+        )
 
-    def _moved(self, place: S3Target, key: str, subject: str, answer: Answer) -> S3Target | None:
+    def _moved(
+        self, place: S3Target, wanted: Wanted, subject: str, answer: Answer
+    ) -> S3Target | None:
         """Do `redirects.followed`; the first refusal of this bucket is logged."""
         try:
             told = answer.status, answer.headers, answer.body
-            return redirects.followed(place, key, subject, *told)
+            return redirects.followed(place, wanted.key, subject, *told, wanted.verb)
         except OriginError as error:
             warn_once(log, self.target.base_url, "%s", error)
             raise
@@ -210,17 +236,35 @@ class BucketReader:
         credentials: ReadOnlyCredentials | None,
     ) -> Answer:
         try:
-            request = _request(place, self._route(place), credentials, wanted)
+            sha256, md5 = NO_BODY, None
+            if wanted.content is not None:
+                sha256, md5 = await self._digests(wanted, wanted.content, credentials is not None)
+            request = _request(place, self._route(place), credentials, wanted, sha256, md5)
             return await self._wire.send(request, wanted.sink, wanted.wants_md5, wanted.wants_room)
         except OriginError:
             raise
         except TooLongAnswerError:
             raise BadDataError(
                 f"an answer of {self.target.endpoint} has more than "
-                f"{wanted.bounds.most_bytes >> 20} MiB, which no listing has"
+                f"{wanted.bounds.most_bytes >> 20} MiB, which no right one has"
             ) from None
         except Exception as error:  # its text is not shown: it may quote headers
-            raise s3_errors.from_connection(self.target, subject, error) from None
+            raise s3_errors.from_connection(self.target, subject, error, wanted.verb) from None
+
+    async def _digests(
+        self, wanted: Wanted, content: Content, is_signed: bool
+    ) -> tuple[str, bytes | None]:
+        """Return the SHA-256 and the MD5 that a request with a body needs."""
+        states_md5 = wanted.states_md5 or (content.size_bytes > 0 and not is_signed)
+        digests = partial(bodies.digests, content, is_signed, states_md5)
+        if bodies.is_short(content):
+            return digests()
+        return await self.in_thread(digests)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run a blocking call, whose result is dropped if the caller is cancelled."""
+        limiter = self._wire.feeders
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
 
     def _route(self, place: S3Target) -> Route:
         found = self._routes.get(place.base_url)
@@ -244,11 +288,18 @@ def route_to(place: S3Target) -> Route:
 
 
 def _request(
-    place: S3Target, route: Route, credentials: ReadOnlyCredentials | None, wanted: Wanted
+    place: S3Target,
+    route: Route,
+    credentials: ReadOnlyCredentials | None,
+    wanted: Wanted,
+    sha256: str = NO_BODY,
+    md5: bytes | None = None,
 ) -> Request:
     """Return the request, signed for `place`."""
     method, key, query = wanted.method, wanted.key, wanted.query
     headers: Mapping[str, str] = {**wanted.headers, **dict(place.headers)}
+    if md5 is not None:
+        headers = {**headers, "content-md5": bodies.as_header(md5)}
     address = urlsplit(place.base_url)
     path = f"{address.path}/{quote(key, safe='/-_.~')}" if key else address.path or "/"
     host = address.netloc
@@ -260,9 +311,10 @@ def _request(
         headers = {**wanted.headers, **signed}
     else:
         headers = sign(
-            credentials, place.region, method, host, path, query, headers, NO_BODY, time.time()
+            credentials, place.region, method, host, path, query, headers, sha256, time.time()
         )
     url = f"{address.scheme}://{host}{path}"
     # With the port, if the address has one: the signature covers it.
     headers = {"host": host, **headers}
-    return Request(method, f"{url}?{query}" if query else url, headers, wanted.bounds, route)
+    body = None if wanted.content is None else bodies.sent_as(wanted.content)
+    return Request(method, f"{url}?{query}" if query else url, headers, wanted.bounds, route, body)

@@ -38,7 +38,6 @@ from cachefs.origin.s3.listing import next_token, parse_page
 from cachefs.origin.s3.loop_credentials import LoopCredentials
 from cachefs.origin.s3.oss import oss_credential_provider, resolve_oss
 from cachefs.origin.s3.pages import EMPTY_PAGES, PagedListing, TreeShapes
-from cachefs.origin.s3.tls import TlsConnector, address_of
 from cachefs.origin.s3.versions import Versions, is_strong, is_version, version_by_time
 from cachefs.origin.s3.writing.sender import Sender
 from cachefs.origin.s3.writing.writer import S3Writer
@@ -89,18 +88,14 @@ class ObjectStoreOrigin(Origin):
         self.learned = Learned()
         self.versions = Versions(target.endpoint, self.learned)
         check_ca_file(target)
-        tls = None
-        if target.base_url.startswith("https://"):
-            tls = TlsConnector(*address_of(target), target.ca_file)
-        self._wire = Wire(threads())
+        self._wire = Wire(threads(), options.max_threads)
         credentials = LoopCredentials(provider)
         self._reader = BucketReader(target, self._wire, credentials, options)
         self._lister = S3Lister(self._reader)
         self._rests_until = float("-inf")
         """Until then, loads read one object at a time."""
-        self._sender = Sender(
-            target, self._wire, credentials, options, tls, self.counters, self._lister
-        )
+        writes = BucketReader(target, self._wire, credentials, options)
+        self._sender = Sender(writes, options, self.counters, self._lister)
         self._writer = S3Writer(
             self._sender, self._lister, self.versions, self.checked_key, self._subject
         )
@@ -362,7 +357,6 @@ class ObjectStoreOrigin(Origin):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        self._writer.close()
         self._wire.close()
         await trio.lowlevel.checkpoint()
 
@@ -406,11 +400,7 @@ class ObjectStoreOrigin(Origin):
         if target is None or target.region == self._target.region:
             return
         log.info("bucket %s is in region %s", target.bucket, target.region)
-        tls = None
-        if target.base_url.startswith("https://"):
-            tls = TlsConnector(*address_of(target), target.ca_file)
-        self._target = self._reader.target = target
-        self._sender.move_to(target, tls)
+        self._target = self._reader.target = self._sender.target = target
 
     async def _has_keys(self, prefix: str) -> bool:
         """Whether any key begins with `prefix`. Costs one LIST of one key, and more only if the

@@ -34,7 +34,13 @@ _OSS = re.compile(r"oss-([a-z0-9-]+?)(?:-internal)?\.(aliyuncs\.com)")
 
 
 def followed(
-    target: S3Target, key: str, subject: str, status: int, headers: Mapping[str, str], body: bytes
+    target: S3Target,
+    key: str,
+    subject: str,
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    verb: str = "read",
 ) -> S3Target | None:
     """Return the target to which a request for `key` is sent next; None if the answer names no
     other place, so that it is an error like any other. Raises an `OriginError` about `subject` if
@@ -47,7 +53,7 @@ def followed(
             return moved
     if region not in (None, target.region) and s3_errors.concerns_region(status, headers, body):
         return _in_region(target, str(region))
-    if (refused := refusal(target, subject, status, headers, body)) is not None:
+    if (refused := refusal(target, subject, status, headers, body, verb)) is not None:
         raise refused
     return None
 

@@ -1,6 +1,5 @@
 """The headers and bodies of writes, and what their answers say. Nothing here does I/O."""
 
-import base64
 import hashlib
 import re
 import stat
@@ -8,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 from xml.sax.saxutils import escape
 
@@ -17,7 +16,7 @@ from cachefs.foreign_numbers import whole_number
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.s3 import answer_xml
 from cachefs.origin.s3.listing import MOST_BYTES, version_of, whole_seconds
-from cachefs.origin.writable import Attributes, Condition, Content, PartTag
+from cachefs.origin.writable import Attributes, Condition, PartTag
 from cachefs.types import ObjectMeta
 
 _META = "x-amz-meta-"
@@ -32,7 +31,6 @@ _KEPT = (
     "expires",
 )
 """Headers that a copy with new metadata must state again."""
-_HASHED_BYTES = 1 << 20
 _LONGEST_TEXT = 1024
 _NO_PARTS = "the list of the parts of an upload can't be understood"
 _MD5_TAG = re.compile('^"([0-9a-fA-F]{32})"$')
@@ -48,30 +46,6 @@ def object_headers(options: OriginOptions) -> dict[str, str]:
         TAGGING: options.tags and urlencode(parse_qsl(options.tags, True), quote_via=quote),
     }
     return {name: value for name, value in stated.items() if value}
-
-
-def md5_of(content: Content) -> bytes:
-    """Return the MD5 of all bytes. Blocks."""
-    return _digest(hashlib.md5(usedforsecurity=False), content)
-
-
-def sha256_of(content: Content) -> str:
-    """Return the SHA-256 of all bytes in hexadecimal digits. Blocks. Modern processors need less
-    than half of the time of an MD5."""
-    return _digest(hashlib.sha256(), content).hex()
-
-
-def _digest(found: Any, content: Content) -> bytes:
-    for offset in range(0, content.size_bytes, _HASHED_BYTES):
-        length = min(_HASHED_BYTES, content.size_bytes - offset)
-        found.update(content.read(offset, length))
-    digest: bytes = found.digest()
-    return digest
-
-
-def as_header(md5: bytes) -> str:
-    """Return a value for Content-MD5."""
-    return base64.b64encode(md5).decode()
 
 
 def metadata(attributes: Attributes, write_id: str, kind: int = stat.S_IFREG) -> dict[str, str]:

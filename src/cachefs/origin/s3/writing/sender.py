@@ -1,14 +1,10 @@
-"""Signs and sends one write, a small one through the engine and others in worker threads, and
-converts its failure to an `OriginError`."""
+"""Sends one write, and converts its failure to an `OriginError`."""
 
 import hashlib
 import re
 import stat
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import TypeVar
-from urllib.parse import quote, urlsplit
 
 from botocore.credentials import ReadOnlyCredentials
 
@@ -25,27 +21,19 @@ from cachefs.errors import (
     UploadLostError,
 )
 from cachefs.origin.base import OriginCounters
-from cachefs.origin.http import wire
-from cachefs.origin.http.wire import Bounds, Wire
+from cachefs.origin.http.wire import Answer, Bounds
 from cachefs.origin.options import OriginOptions
 from cachefs.origin.retry_after import parse_retry_after
 from cachefs.origin.s3 import errors as s3_errors
 from cachefs.origin.s3 import redirects
-from cachefs.origin.s3.bucket_reader import route_to
+from cachefs.origin.s3.bucket_reader import BucketReader, Wanted
 from cachefs.origin.s3.config import S3Target
-from cachefs.origin.s3.exchange import Answer, Exchange, Exchanges, GivenUpError, Request
 from cachefs.origin.s3.lister import S3Lister
-from cachefs.origin.s3.loop_credentials import LoopCredentials
-from cachefs.origin.s3.signing import sign
-from cachefs.origin.s3.tls import TlsConnector, address_of
 from cachefs.origin.s3.writing import messages
 from cachefs.origin.writable import BufferContent, Content, WriteKind
-from cachefs.workers import Workers
 
-T = TypeVar("T")
-
-MOST_BYTES = 256 << 10
-"""The longest body of a request without a thread. A SHA-256 of it occupies the loop for .2 ms."""
+_SHORT_BYTES = 64 << 10
+"""Up to this size an answer is looked through on the loop."""
 _NEED_MD5 = ("delete=",)
 """Queries of requests that S3 takes only with a Content-MD5."""
 NO_CONTENT = BufferContent(b"")
@@ -121,57 +109,33 @@ def _fullness(place: str, status: int, code: str, reason: str) -> OriginFullErro
     return None
 
 
-def _is_small(method: str, query: str, content: Content) -> bool:
-    """Whether a request and its answer are so small that no step of it occupies the loop for
-    long."""
-    is_short = method == "HEAD" or (method in ("PUT", "DELETE") and not query)
-    return is_short and content.is_in_memory and content.size_bytes <= MOST_BYTES
-
-
-class _MovedError(OriginError):
-    """The store sends a request to another place of its own, `target`."""
-
-    def __init__(self, message: str, target: S3Target) -> None:
-        super().__init__(message)
-        self.target = target
-
-
 class Sender:
-    """Sends requests to one bucket. It owns the connections and the threads for this."""
+    """Sends requests to one bucket, through a `BucketReader` of its own."""
 
     def __init__(
         self,
-        target: S3Target,
-        engine: Wire,
-        credentials: LoopCredentials,
+        bucket: BucketReader,
         options: OriginOptions,
-        tls: TlsConnector | None,
         counters: OriginCounters,
         lister: S3Lister,
     ) -> None:
-        self.target = target
-        self._wire = engine
-        self._credentials = credentials
-        self._provider = credentials.provider
+        self._bucket = bucket
+        self._credentials = bucket.credentials
         self._counters = counters
-        self._options = options
         self._lister = lister
-        self._workers: Workers | None = None
-        self._exchanges = Exchanges(target, options, tls)
-        self._route = route_to(target)
+        self.in_thread = bucket.in_thread
         self._bounds = Bounds(options.connect_timeout_s, options.idle_timeout_s)
-        self._path = urlsplit(target.base_url).path
         self._object_headers = messages.object_headers(options)
         self._sends_md5 = False
 
-    def move_to(self, target: S3Target, tls: TlsConnector | None) -> None:
-        """Send all requests from now on to another place of the bucket. Only on the loop."""
-        old = self._exchanges
-        self.target = target
-        self._exchanges = Exchanges(target, self._options, tls)
-        self._route = route_to(target)
-        self._path = urlsplit(target.base_url).path
-        old.close()
+    @property
+    def target(self) -> S3Target:
+        """Where all requests are sent. Set it only on the loop."""
+        return self._bucket.target
+
+    @target.setter
+    def target(self, target: S3Target) -> None:
+        self._bucket.target = target
 
     async def send(
         self,
@@ -181,32 +145,50 @@ class Sender:
         headers: Mapping[str, str] | None = None,
         content: Content = NO_CONTENT,
     ) -> Answer:
-        """Send a request and return its answer with status 2xx. The signature covers the SHA-256 of
-        a body (without a signature, Content-MD5 its MD5), so that the store refuses damaged bytes.
-        A cancelled request is broken off at once. Raises
-        `OriginError`."""
+        """Send a request and return its answer with status 2xx. A cancelled request is broken off
+        at once. Raises `OriginError`."""
         kind = _kind_of(method, query, headers or {})
         if kind is not None:
             self._counters.writes.count(kind)
-        send = self._on_loop if _is_small(method, query, content) else self._by_thread
-        asked = partial(self._send_within_store, send, method, key, query)
-        stated = self._stated(kind, query, headers or {})
-        has_md5 = self._sends_md5
+        wanted = self._wanted(kind, method, key, query, headers or {}, content)
         try:
             try:
-                answer = await asked(dict(stated), content)
+                answer = await self._ask(wanted)
             except ChecksumWantedError:
-                if has_md5 or kind not in ("puts", "parts"):
+                if wanted.states_md5 or kind not in ("puts", "parts"):
                     raise
-                answer = await self._send_with_md5(asked, stated, content)
+                answer = await self._ask_with_md5(wanted)
         except (ConflictError, NotFoundError):
             raise
         except OriginError:
+            self._counters.errors += 1
             self._counters.writes.errors += 1
             raise
         if kind in ("puts", "parts"):
             self._counters.writes.sent_bytes += content.size_bytes
         return answer
+
+    def _wanted(
+        self,
+        kind: WriteKind | None,
+        method: str,
+        key: str,
+        query: str,
+        headers: Mapping[str, str],
+        content: Content,
+    ) -> Wanted:
+        has_body = content.size_bytes > 0 or method in ("PUT", "POST")
+        return Wanted(
+            method,
+            key,
+            query,
+            self._stated(kind, query, headers),
+            self._bounds,
+            None,
+            content=content if has_body else None,
+            states_md5=query in _NEED_MD5 or (self._sends_md5 and kind in ("puts", "parts")),
+            verb="written",
+        )
 
     def _stated(
         self, kind: WriteKind | None, query: str, headers: Mapping[str, str]
@@ -220,34 +202,23 @@ class Sender:
             own = {name: value for name, value in own.items() if name != messages.TAGGING}
         return {**own, **headers}
 
-    async def _send_within_store(
-        self,
-        send: Callable[..., Awaitable[Answer]],
-        method: str,
-        key: str,
-        query: str,
-        headers: dict[str, str],
-        content: Content,
-    ) -> Answer:
-        """Send a request, and once more if the store redirects it within itself."""
-        try:
-            return await send(method, key, query, dict(headers), content)
-        except _MovedError as moved:
-            tls = None
-            if moved.target.base_url.startswith("https://"):
-                tls = TlsConnector(*address_of(moved.target), moved.target.ca_file)
-            self.move_to(moved.target, tls)
-            return await self._by_thread(method, key, query, headers, content)
+    async def _ask(self, wanted: Wanted) -> Answer:
+        asked = self.target
+        answer, place, credentials = await self._bucket.answer(wanted)
+        check = partial(self._checked, wanted, answer, credentials)
+        is_short = len(answer.body) <= _SHORT_BYTES
+        found = check() if is_short else await self.in_thread(check)
+        if place is not asked:
+            self.target = place
+        return found
 
-    async def _send_with_md5(
-        self, asked: Callable[..., Awaitable[Answer]], headers: Mapping[str, str], content: Content
-    ) -> Answer:
+    async def _ask_with_md5(self, wanted: Wanted) -> Answer:
         """Send a request again, with Content-MD5, as all later ones with a body if it succeeds:
         buckets with Object Lock want it. It is not sent everywhere: an MD5 costs more than twice as
         much as the SHA-256 that the signature needs."""
         self._sends_md5 = True
         try:
-            return await asked(dict(headers), content)
+            return await self._ask(wanted._replace(states_md5=True))
         except RefusedError:
             self._sends_md5 = False
             raise
@@ -279,152 +250,23 @@ class Sender:
                 raise
             return None
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run a blocking call, whose result is dropped if the caller is cancelled."""
-        return await self._in_thread(work, lambda: None)
-
-    async def _in_thread(self, work: Callable[[], T], give_up: Callable[[], None]) -> T:
-        if self._workers is None:
-            self._workers = Workers(self._options.max_threads, "origin-writer")
-        try:
-            return await self._workers.run_abandonable(work)
-        except (ConflictError, NotFoundError, _MovedError):
-            raise
-        except OriginError:
-            self._counters.errors += 1
-            raise
-        finally:
-            give_up()
-
-    async def _on_loop(
-        self, method: str, key: str, query: str, headers: dict[str, str], content: Content
-    ) -> Answer:
-        subject = self._subject(key)
-        try:
-            credentials = await self._credentials.current()
-            request = self._request(credentials, method, key, query, headers, content)
-            answer = Answer(*(await self._wire.send(self._as_sent(request)))[:3])
-        except OriginError:
-            self._counters.errors += 1
-            raise
-        except Exception as error:  # its text is not shown: it may quote headers
-            self._counters.errors += 1
-            raise s3_errors.from_connection(self.target, subject, error, "written") from None
-        if s3_errors.may_have_old_credentials(method, answer.status, answer.body):
-            return await self._by_thread(method, key, query, headers, content)  # may wait for new
-        try:
-            return self._checked(subject, answer, credentials)
-        except (ConflictError, NotFoundError, _MovedError):
-            raise
-        except OriginError:
-            self._counters.errors += 1
-            raise
-
-    def _as_sent(self, request: Request) -> wire.Request:
-        method, content = request.method, request.content
-        url = f"{self._exchanges.base}{request.target}"
-        headers = {"host": self._exchanges.host, **request.headers}
-        body = None
-        if content.size_bytes or method in ("PUT", "POST"):
-            body = content.read(0, content.size_bytes)
-        return wire.Request(method, url, headers, self._bounds, self._route, body)
-
-    async def _by_thread(
-        self, method: str, key: str, query: str, headers: dict[str, str], content: Content
-    ) -> Answer:
-        exchange = Exchange()
-        work = partial(self._send, exchange, method, key, query, headers, content)
-        return await self._in_thread(work, exchange.give_up)
-
-    def _send(
-        self,
-        exchange: Exchange,
-        method: str,
-        key: str,
-        query: str,
-        headers: dict[str, str],
-        content: Content,
-    ) -> Answer:
-        subject = self._subject(key)
-        credentials = self._provider.current()
-
-        def once() -> Answer:
-            try:
-                request = self._request(credentials, method, key, query, dict(headers), content)
-                exchange.check()
-                return self._exchanges.send(request, exchange)
-            except GivenUpError:
-                raise s3_errors.unreachable(self.target, subject, "written") from None
-            except OriginError:
-                raise
-            except Exception as error:  # its text is not shown: it may quote headers
-                raise s3_errors.from_connection(self.target, subject, error, "written") from None
-
-        answer = once()
-        provider = self._provider
-        if s3_errors.can_sign_anew(provider, credentials, method, answer.status, answer.body):
-            credentials = provider.current()
-            answer = once()
-        return self._checked(subject, answer, credentials)
-
-    def _subject(self, key: str) -> str:
-        return f"{self.target.scheme}://{self.target.bucket}/{key}"
-
-    def _request(
-        self,
-        credentials: ReadOnlyCredentials | None,
-        method: str,
-        key: str,
-        query: str,
-        headers: dict[str, str],
-        content: Content,
-    ) -> Request:
-        """Return the signed request. Reads the content, which may block."""
-        headers |= self.target.headers
-        path = self._path or "/"
-        if key:
-            path = f"{self._path}/{quote(key, safe='/-_.~')}"
-        wants_md5 = content.size_bytes and (credentials is None or query in _NEED_MD5)
-        is_body = method == "PUT" and "x-amz-copy-source" not in headers
-        if wants_md5 or (is_body and self._sends_md5):
-            headers["content-md5"] = messages.as_header(messages.md5_of(content))
-        if credentials is not None:
-            host, region = self._exchanges.host, self.target.region
-            sha256 = messages.sha256_of(content)
-            headers = sign(
-                credentials, region, method, host, path, query, headers, sha256, time.time()
-            )
-        return Request(method, path, query, headers, content)
-
     def _checked(
-        self, subject: str, answer: Answer, credentials: ReadOnlyCredentials | None
+        self, wanted: Wanted, answer: Answer, credentials: ReadOnlyCredentials | None
     ) -> Answer:
         """Return an answer that is a success. Raises `OriginError` for another."""
-        status, body = answer.status, answer.body
+        provider, subject = self._credentials.provider, self._bucket.subject(wanted)
+        status, headers, body = answer[:3]
         if 200 <= status < 300:
             if not messages.is_error(body):
-                self._provider.note_success()
+                provider.note_success()
                 return answer
             status = _STATUS_OF.get(s3_errors.error_code(body), 500)
         refused = s3_errors.refused_credentials(
-            self.target, self._provider, credentials, subject, answer, "written"
+            self.target, provider, credentials, subject, answer[:3], "written"
         )
         if refused is not None:
             raise refused
-        self._raise_if_moved(subject, answer)
-        is_signed = credentials is not None
-        raise self.failure(subject, status, answer.headers, body, is_signed)
-
-    def _raise_if_moved(self, subject: str, answer: Answer) -> None:
-        """Raise `_MovedError` for a redirect that is followed."""
-        key = subject.removeprefix(self._subject(""))
-        try:
-            moved = redirects.followed(self.target, key, subject, *answer)
-        except OriginError:
-            return  # `failure` says the same of a write
-        if moved is not None:
-            text = f"{subject} can't be written: {self.target.endpoint} redirects without end"
-            raise _MovedError(text, moved)
+        raise self.failure(subject, status, headers, body, credentials is not None)
 
     def failure_of_code(self, subject: str, code: str) -> OriginError:
         """Return the exception for an error that an answer with status 200 names."""
@@ -467,9 +309,3 @@ class Sender:
         if status in (405, 501) or code in _NOT_OFFERED:
             return NotOfferedError(str(found))
         return found
-
-    def close(self) -> None:
-        """Close idle connections, and end the threads after their requests."""
-        self._exchanges.close()
-        if self._workers is not None:
-            self._workers.stop()

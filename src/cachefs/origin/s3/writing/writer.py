@@ -28,6 +28,7 @@ from cachefs.errors import (
     RefusedError,
     UploadLostError,
 )
+from cachefs.origin.s3 import bodies
 from cachefs.origin.s3.lister import S3Lister
 from cachefs.origin.s3.versions import Versions, is_strong, is_version
 from cachefs.origin.s3.writing import messages, probe
@@ -120,7 +121,7 @@ class S3Writer(WritableOrigin):
         write_id = write_id or new_write_id()
         e_tag = None
         if not self.guarantees.keeps_write_id:
-            md5 = await self._sender.in_thread(partial(messages.md5_of, content))
+            md5 = await self._sender.in_thread(partial(bodies.md5_of, content))
             e_tag = f'"{md5.hex()}"'
         headers, done = await self._begin(key, condition, self._puts(condition), write_id, e_tag)
         if done is not None:
@@ -571,10 +572,6 @@ class S3Writer(WritableOrigin):
 
     def _subject_of(self, key: str) -> str:
         return self._subject(self._path_of(key))
-
-    def close(self) -> None:
-        """Close idle connections, and end the threads after their requests."""
-        self._sender.close()
 
 
 def _quoted(e_tag: str) -> str:
