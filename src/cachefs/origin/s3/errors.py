@@ -84,7 +84,6 @@ _TLS_ADVICE = {
     "(--ca-file, or the variable SSL_CERT_FILE)",
 }
 """By the reasons of OpenSSL, and of `origin/http/wire.py`."""
-_MOST_CAUSES = 8
 _REGION_CODES = {
     "PermanentRedirect",
     "AuthorizationHeaderMalformed",
@@ -313,26 +312,19 @@ def from_connection(
     target: S3Target, subject: str, error: BaseException, verb: str = "read"
 ) -> OriginUnavailableError:
     """Return the exception for a connection that fails, breaks or times out, or whose certificate
-    is refused. urllib3 and botocore raise their own errors because of Python's."""
-    cause: BaseException | None = error
-    for _ in range(_MOST_CAUSES):
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return _bad_certificate(target, subject, _openssl_reason(cause))
-        if type(cause).__name__ == "CertificateError":
-            return _bad_certificate(target, subject, _OTHER_HOST)
-        if isinstance(cause, ssl.SSLError) and cause.reason in _TLS_ADVICE:
-            why = _TLS_ADVICE[cause.reason].format(_tls_ends(target))
-            return OriginUnavailableError(f"{subject} can't be {verb}: {why}")
-        if isinstance(cause, socket.gaierror):
-            proxy = proxy_for(target.base_url)  # which looks up the host of the store itself
-            host = target.endpoint if proxy is None else f"the proxy {proxy.address}"
-            return OriginUnavailableError(
-                f"{subject} can't be {verb}: the host of {host} is not known "
-                f"({cause.strerror}): check its name, and the DNS of this machine"
-            )
-        if cause is None:
-            break
-        cause = cause.__cause__ or cause.__context__
+    is refused. `error` is what `Wire.send` raised."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _bad_certificate(target, subject, _openssl_reason(error))
+    if isinstance(error, ssl.SSLError) and error.reason in _TLS_ADVICE:
+        why = _TLS_ADVICE[error.reason].format(_tls_ends(target))
+        return OriginUnavailableError(f"{subject} can't be {verb}: {why}")
+    if isinstance(error, socket.gaierror):
+        proxy = proxy_for(target.base_url)  # which looks up the host of the store itself
+        host = target.endpoint if proxy is None else f"the proxy {proxy.address}"
+        return OriginUnavailableError(
+            f"{subject} can't be {verb}: the host of {host} is not known "
+            f"({error.strerror}): check its name, and the DNS of this machine"
+        )
     return unreachable(target, subject, verb)
 
 
