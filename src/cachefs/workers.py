@@ -89,6 +89,11 @@ class Workers:
         result: T = await self._wait(call)
         return result
 
+    def begin(self, function: Callable[[*Ts], None], *args: *Ts) -> None:
+        """Run a function that uses no resources of the caller, and for which nobody waits. It must
+        not raise."""
+        self._submit(function, args).task = None
+
     @staticmethod
     async def _wait(call: _Call) -> Any:
         def abandon(_: Any) -> Abort:

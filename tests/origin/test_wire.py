@@ -246,7 +246,7 @@ async def test_the_end_of_the_wire_ends_the_readers_of_bodies(server: ToldHttp) 
             nursery.start_soon(fails, fed(bytes(size), read.set))
         await until(read.is_set)
         wire.close()
-    await until(lambda: wire.feeders.borrowed_tokens == 0)
+    await wire.workers.idle()
 
 
 async def test_a_put_without_a_body_says_so(wire: Wire, server: ToldHttp) -> None:

@@ -21,6 +21,7 @@ from typing_extensions import Buffer
 
 from cachefs.origin.http._engine import Engine, Room, Transfer
 from cachefs.types import Reply
+from cachefs.workers import Workers
 
 FilePart = tuple[int, int, int]
 """Descriptor, offset and length. The engine duplicates the descriptor."""
@@ -167,14 +168,14 @@ _TLS_REASONS = {
 
 class Wire:
     """Sends requests for one event loop, which alone may use it. It owns the threads and their
-    connections. At most `feeders` bodies are read at a time, each in a thread of Python; who does
-    more with bodies in threads takes them from the same limit, `feeders`."""
+    connections. Bodies are read in at most `readers` threads of Python."""
 
-    def __init__(self, threads: int = 1, feeders: int = 1) -> None:
+    def __init__(self, threads: int = 1, readers: int = 1) -> None:
         # libcurl and Python would write the keys of all TLS connections to this file.
         os.environ.pop("SSLKEYLOGFILE", None)
         self._threads = threads
-        self.feeders = trio.CapacityLimiter(feeders)
+        self._readers = readers
+        self._workers: Workers | None = None
         self._engine: Engine | None = None
         self._closed = False
         self._followed: dict[Transfer, Callable[[], None]] = {}
@@ -195,8 +196,7 @@ class Wire:
         transfer = self._start(request, sink, wants_md5)
         failures: list[Exception] = []
         if isinstance(request.body, Fed):
-            feed = partial(_feed, transfer, request.body, failures)
-            trio.lowlevel.spawn_system_task(self._in_thread, feed)
+            self.workers.begin(_feed, transfer, request.body, failures)
         try:
             is_write = request.method not in ("GET", "HEAD")
             return await self._answer(transfer, sink, is_write, wants_room)
@@ -236,8 +236,12 @@ class Wire:
         transfer.waiter = _Ending(on_ended)
         return transfer
 
-    async def _in_thread(self, feed: Callable[[], None]) -> None:
-        await trio.to_thread.run_sync(feed, abandon_on_cancel=True, limiter=self.feeders)
+    @property
+    def workers(self) -> Workers:
+        """The threads that read bodies, also for those who hash them."""
+        if self._workers is None:
+            self._workers = Workers(self._readers, "origin-body")
+        return self._workers
 
     async def send_many(
         self,
@@ -365,6 +369,8 @@ class Wire:
         if self._engine is not None:
             trio.lowlevel.notify_closing(self._engine.fileno())
             wake(self._engine.close())
+        if self._workers is not None:
+            self._workers.stop()
 
 
 def _feed(transfer: Transfer, body: Fed, failures: list[Exception]) -> None:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
-import trio
 from botocore.credentials import ReadOnlyCredentials
 
 from cachefs.errors import BadDataError, OriginError
@@ -263,8 +262,7 @@ class BucketReader:
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Run a blocking call, whose result is dropped if the caller is cancelled."""
-        limiter = self._wire.feeders
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+        return await self._wire.workers.run_abandonable(work)
 
     def _route(self, place: S3Target) -> Route:
         found = self._routes.get(place.base_url)
