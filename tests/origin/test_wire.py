@@ -224,6 +224,29 @@ async def test_an_answer_before_the_body(wire: Wire, nursery: trio.Nursery, head
     nursery.cancel_scope.cancel()
 
 
+async def test_an_answer_before_a_reset(wire: Wire) -> None:
+    """The server refuses a request and closes the connection, while the body is being sent."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def refuse() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted, _ = listener.accept()
+                with accepted:
+                    accepted.recv(300_000)
+                    accepted.sendall(told(b"no", "403 Forbidden"))
+
+    thread = threading.Thread(target=refuse, daemon=True)
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    for _ in range(100):
+        answer = await wire.send(Request("PUT", url, {}, BOUNDS, Route(), fed(bytes(8 << 20))))
+        assert (answer.status, answer.body) == (403, b"no")
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join()
+
+
 async def test_a_slow_reader_of_a_body_is_no_silence(wire: Wire, server: ToldHttp) -> None:
     def read(_: int, length: int) -> bytes:
         time.sleep(0.5)

@@ -128,6 +128,8 @@ struct transfer {
     bool is_decided; /* `end` says how it ends, whatever libcurl says of it */
     int lengths; /* headers Content-Length */
     size_t told_bytes; /* what it says; 0 without one */
+    int opened_fd; /* the socket that was made last; libcurl owns it */
+    int early_fd;  /* a duplicate of the connection on which a body is sent, or -1 */
     bool is_starved; /* it waits for the next piece of its body */
     char error[CURL_ERROR_SIZE];
     struct transfer *previous_running, *next_running;

@@ -2,6 +2,7 @@
 #include "engine.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,7 @@
 #define PROXY_REFUSES 407 /* without a login */
 #define UPLOAD_BYTES (256L << 10)
 #define MOST_NAME_AGE_S 1L /* a new connection looks up the host anew, as a store may have moved */
+#define EARLY_BYTES (16 << 10)
 
 uint64_t now_ms(void) {
     struct timespec now;
@@ -287,7 +289,8 @@ static curl_socket_t open_socket(void *data, curlsocktype purpose, struct curl_s
     struct transfer *transfer = data;
     (void)purpose;
     transfer->is_sent = false; /* nor was it on a kept connection that had ended */
-    return socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+    transfer->opened_fd = socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
+    return transfer->opened_fd;
 }
 
 /* Note a connection that may be used again. */
@@ -299,27 +302,54 @@ static void note_kept(struct transfer *transfer) {
     if (fd != CURL_SOCKET_BAD && port > 0 && port < PORTS) transfer->kept_fds[port] = fd;
 }
 
-/* Bytes that came on a kept connection after an answer would be taken for the next one: libcurl 7.88
- * looks only whether the connection has ended. So end it: libcurl then can't send the request, and
- * uses another connection. */
-static void end_if_unread(const struct transfer *transfer, int port) {
+/* Whether a descriptor is a connection with this port: another connection may have had it meanwhile,
+ * and the descriptor another file. */
+static bool has_port(int fd, int port) {
     union {
         struct sockaddr any;
         struct sockaddr_in v4;
         struct sockaddr_in6 v6;
     } own;
     socklen_t size = sizeof own;
-    long connects = 0;
+    if (getsockname(fd, &own.any, &size) < 0) return false;
+    if (own.any.sa_family == AF_INET6) return own.v6.sin6_port == htons(port);
+    return own.any.sa_family == AF_INET && own.v4.sin_port == htons(port);
+}
+
+/* Return the connection that is used now, or -1. */
+static int socket_in_use(const struct transfer *transfer, int port, bool is_new) {
+    if (port <= 0 || port >= PORTS) return -1;
+    int fd = is_new ? transfer->opened_fd : transfer->kept_fds[port];
+    return has_port(fd, port) ? fd : -1;
+}
+
+/* Bytes that came on a kept connection after an answer would be taken for the next one: libcurl 7.88
+ * looks only whether the connection has ended. So end it: libcurl then can't send the request, and
+ * uses another connection. */
+static void end_if_unread(int fd) {
     char byte;
-    curl_easy_getinfo(transfer->easy, CURLINFO_NUM_CONNECTS, &connects);
-    if (connects || port <= 0 || port >= PORTS) return;
-    int fd = transfer->kept_fds[port];
-    /* Another connection may have had the same port meanwhile, and its descriptor another file. */
-    if (getsockname(fd, &own.any, &size) < 0) return;
-    if (own.any.sa_family == AF_INET6 ? own.v6.sin6_port != htons(port)
-                                      : own.any.sa_family != AF_INET || own.v4.sin_port != htons(port))
-        return;
     if (recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0) shutdown(fd, SHUT_RDWR);
+}
+
+/* A server may refuse a request and close the connection before it has read the body. Then to send
+ * fails although the answer is there, and libcurl does not read it any more. */
+static void read_early_answer(struct transfer *transfer) {
+    char bytes[EARLY_BYTES];
+    ssize_t got = recv(transfer->early_fd, bytes, sizeof bytes, MSG_DONTWAIT);
+    char *line = bytes, *end = bytes + (got > 0 ? got : 0), *next;
+    transfer->is_starved = false;
+    while (!transfer->is_head_complete && (next = memchr(line, '\n', end - line)) != NULL) {
+        if (!take_line(line, 1, next + 1 - line, transfer)) return;
+        line = next + 1;
+    }
+    if (!transfer->is_head_complete || transfer->status < 300) return;
+    collect(transfer, line, end - line);
+    fail(transfer, END_DONE, 0);
+}
+
+static void close_early(struct transfer *transfer) {
+    if (transfer->early_fd >= 0) close(transfer->early_fd);
+    transfer->early_fd = -1;
 }
 
 int64_t transfer_wait_for_turn(struct transfer *transfer, size_t offset) {
@@ -357,7 +387,13 @@ void transfer_take_no_more(struct transfer *transfer) {
 static int begin_request(void *data, char *to, char *from, int to_port, int from_port) {
     struct transfer *transfer = data;
     (void)to, (void)from, (void)to_port;
-    end_if_unread(transfer, from_port);
+    long connects = 0;
+    curl_easy_getinfo(transfer->easy, CURLINFO_NUM_CONNECTS, &connects);
+    int fd = socket_in_use(transfer, from_port, connects);
+    if (!connects && fd >= 0) end_if_unread(fd);
+    close_early(transfer);
+    if (transfer->is_fed && fd >= 0 && !strncmp(transfer->url, "http://", 7))
+        transfer->early_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     transfer->is_sent = true;
     if (!transfer->is_fed) transfer->body_position = 0; /* it may be sent once more */
     transfer->moved_ms = now_ms();
@@ -512,6 +548,10 @@ static enum end end_of(struct transfer *transfer, CURLcode code) {
 void transfer_conclude(struct transfer *transfer, CURLcode code) {
     curl_off_t first = 0, sent = 0;
     long connects = 0;
+    if (!transfer->is_decided && code == CURLE_SEND_ERROR && !transfer->heads &&
+        transfer->early_fd >= 0)
+        read_early_answer(transfer);
+    close_early(transfer);
     if (!transfer->is_decided) transfer->end = end_of(transfer, code);
     if (transfer->end == END_DONE && !transfer->is_head_complete) transfer->end = END_BROKEN;
     /* The status of an error says enough, even if its body is broken or never ends. */
@@ -528,7 +568,7 @@ void transfer_conclude(struct transfer *transfer, CURLcode code) {
 struct transfer *transfer_new(void) {
     struct transfer *transfer = calloc(1, sizeof *transfer);
     if (transfer == NULL) return NULL;
-    transfer->sink_fd = -1;
+    transfer->sink_fd = transfer->early_fd = transfer->opened_fd = -1;
     pthread_mutex_init(&transfer->piece_lock, NULL);
     pthread_cond_init(&transfer->piece_taken, NULL);
     return transfer;
