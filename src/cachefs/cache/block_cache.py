@@ -481,9 +481,11 @@ class BlockCache:
                     await nursery.start(active.run)
                 self._nursery = self._fetches.nursery = nursery
                 task_status.started()
-                await trio.sleep_forever()
+                try:
+                    await trio.sleep_forever()
+                finally:  # before it closes: nothing may be started in a closed one
+                    self._nursery = self._fetches.nursery = None
         finally:
-            self._nursery = self._fetches.nursery = None
             self._stopped.set()
 
     async def drain(self) -> None:

@@ -193,13 +193,15 @@ class Fetches:
             return False
         if not self._memory.try_reserve(length, fetch.turn):
             return False
-        fetch.has_room = True
         take = partial(self._take, fetch, on_replied)
-        if not self._origin.begin_read(ref.path, ref.meta, take, reply):
+        try:
+            fetch.has_room = self._origin.begin_read(ref.path, ref.meta, take, reply)
+        except Exception:  # the usual way meets it, too, and tells the reader
+            log.exception("unexpected error before %r is fetched", ref.path)
             fetch.has_room = False
+        if not fetch.has_room:
             self._memory.release(length)
-            return False
-        return True
+        return fetch.has_room
 
     def _take(
         self,
@@ -209,18 +211,18 @@ class Fetches:
     ) -> None:
         """Take the bytes of a fetch without a task. If there are none, a task fetches them, which
         repeats and explains."""
-        if data is not None:
+        if self.nursery is None:  # at shutdown, when no tier takes anything
+            self._counters.fetch_errors += data is None
+            self._memory.release(fetch.length)
+            self._end(fetch)
+        elif data is not None:
             self._counters.fetches += 1
             self._counters.fetched_bytes += fetch.length
             self._shared.note_origin(trio.current_time() - fetch.began_at, fetch.length)
             fetch.data = data
             self._end(fetch)
-        elif self.nursery is not None:
+        else:
             self.nursery.start_soon(self._fetch_alone, fetch)
-        else:  # at shutdown
-            self._counters.fetch_errors += 1
-            self._memory.release(fetch.length)
-            self._end(fetch)
         if on_replied is not None:
             on_replied(data is not None)
 

@@ -29,6 +29,7 @@ class Pace:
         self._latencies_s: deque[float] = deque(maxlen=_SAMPLES)
         self._since_renewal = 0
         self._straggler_s: float | None = None
+        self._latest_s = 0.0
         self.unhindered_s: float | None = None
         """Seconds that a small read takes without contention; None until measured."""
 
@@ -45,6 +46,7 @@ class Pace:
             self._recent_s_per_mib = None
         if size_bytes > _MIB:
             return
+        self._latest_s = took_s
         self._latencies_s.append(took_s)
         self._since_renewal += 1
         if self._since_renewal >= _RENEW_EVERY and len(self._latencies_s) >= _ENOUGH_SAMPLES:
@@ -72,6 +74,11 @@ class Pace:
         if recent is None:
             return size_bytes < _MEASURED_BYTES
         return recent * size_bytes / _MIB < _QUICK_S
+
+    @property
+    def answers_quickly(self) -> bool:
+        """Whether the latest small read took much less than `_QUICK_S`; True before the first."""
+        return self._latest_s < _QUICK_S / 2
 
     @staticmethod
     def is_slow(size_bytes: int, took_s: float) -> bool:

@@ -302,25 +302,32 @@ class ResilientOrigin(WrappingOrigin):
         reply: Reply | None = None,
     ) -> bool:
         """See `Origin.begin_read`. Only where nothing must be waited for: not with a bandwidth
-        limit, an open breaker, or a queue. It neither retries nor records a failure."""
+        limit, an open breaker, or a queue, and only while the store answers quickly: otherwise
+        many of these reads would have to be sent again. It neither retries nor records a
+        failure."""
         size_bytes = meta.size_bytes
         if self.is_down or self._settings.hedge or self._bandwidth.bytes_per_s:
             return False
-        if not self._pace.is_quick(size_bytes) or not self._slots.try_take():
+        if not self._pace.answers_quickly or not self._pace.is_quick(size_bytes):
+            return False
+        if not self._slots.try_take():
             return False
         began_at = trio.current_time()
 
         def take(data: memoryview | None) -> None:
-            self._slots.release()
             if data is not None:
                 self._note_answer(path)
                 self._note_read(size_bytes, began_at)
+            self._slots.release()
             on_read(data)
 
-        if not self._inner.begin_read(path, meta, take, reply):
-            self._slots.release()
-            return False
-        return True
+        has_begun = False
+        try:
+            has_begun = self._inner.begin_read(path, meta, take, reply)
+        finally:
+            if not has_begun:
+                self._slots.release()
+        return has_begun
 
     async def read_many(
         self,

@@ -1,0 +1,158 @@
+"""Fetches that no task waits for: if one fails, a task does it, or it leaves nothing."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from cachefs.errors import OriginBusyError, OriginUnavailableError
+from cachefs.origin.resilience import Resilience, ResilientOrigin
+from cachefs.types import Buffer, ObjectMeta, Reply
+from tests.cache.harness import open_tier, put, put_many, read_whole, serving
+from tests.memory_origin import MemoryOrigin
+
+SIZE = 5000
+
+
+class Store(MemoryOrigin):
+    """Also reads without a task. Such a read ends when the test calls one of `ends`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[Callable[[memoryview | None], None]] = []
+        self.begins: Exception | None = None
+
+    def begin_read(
+        self,
+        path: str,
+        meta: ObjectMeta,
+        on_read: Callable[[memoryview | None], None],
+        reply: Reply | None = None,
+    ) -> bool:
+        """See `Origin.begin_read`."""
+        if self.begins is not None:
+            raise self.begins
+        self.ends.append(on_read)
+        return True
+
+    def end(self) -> None:
+        """End the first read with its bytes."""
+        self.ends.pop(0)(memoryview(self.expected("a")))
+
+
+def begin(origin: ResilientOrigin, meta: ObjectMeta) -> bool:
+    return origin.begin_read("a", meta, lambda data: None)
+
+
+@pytest.mark.expect_log("unexpected error before 'a' is fetched")
+async def test_what_can_not_begin_is_read_by_a_task(tmp_path: Path) -> None:
+    store = Store()
+    ref = put(store, "a", SIZE)
+    store.begins = RuntimeError("can't start new thread")
+    origin = ResilientOrigin(store, Resilience())
+    async with serving(origin, open_tier(tmp_path)) as cache:  # type: ignore[arg-type]
+        assert not cache.reply(ref, Reply(-1, 12, 0, SIZE), lambda is_replied: None)
+        assert cache.held_bytes == origin.state()["in_flight"] == 0
+        assert await read_whole(cache, ref) == store.expected("a")
+        assert origin.state()["in_flight"] == 0
+
+
+@pytest.mark.parametrize("has_bytes", [False, True])
+async def test_what_comes_after_the_end_is_dropped(tmp_path: Path, has_bytes: bool) -> None:
+    store = Store()
+    ref = put(store, "a", SIZE)
+    replied: list[bool] = []
+    async with serving(store, open_tier(tmp_path)) as cache:
+        assert cache.reply(ref, Reply(-1, 12, 0, SIZE), replied.append)
+    data = memoryview(store.expected("a")) if has_bytes else None
+    store.ends.pop()(data)
+    assert replied == [has_bytes]
+    assert cache.held_bytes == cache.fetching_count == cache.storing_count == 0
+
+
+async def test_what_fails_during_the_end_disturbs_nobody(tmp_path: Path) -> None:
+    """No task is started any more when the last one has ended."""
+    store = Store()
+    refs = put_many(store, 7, SIZE)
+    replied: list[bool] = []
+    async with serving(store, open_tier(tmp_path)) as cache:
+        tasks = cache._nursery
+        assert tasks is not None
+
+        async def fail_at_the_end() -> None:
+            while tasks.child_tasks:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            store.ends.pop()(None)
+
+        async with trio.open_nursery() as nursery:
+            for ref in refs:
+                assert cache.reply(ref, Reply(-1, 12, 0, SIZE), replied.append)
+                nursery.start_soon(fail_at_the_end)
+            await cache.aclose()
+    assert replied == [False] * 7
+
+
+async def test_the_limit_rises_again(autojump_clock: MockClock) -> None:
+    store = Store()
+    meta = store.put("a", bytes(SIZE))
+    origin = ResilientOrigin(store, Resilience(max_downloads=4))
+    for _ in range(9):
+        store.fail_next(1, OriginBusyError("busy"))
+        await origin.read("a", meta, 0, SIZE)
+    assert (before := origin.state()["limit"]) < 3
+    for _ in range(10):
+        while begin(origin, meta):
+            pass
+        while store.ends:
+            store.end()
+    assert origin.state()["limit"] > before
+
+
+async def test_a_slow_store_is_left_to_tasks(autojump_clock: MockClock) -> None:
+    """A read without a task has little time. What takes longer would be sent twice."""
+    store = Store()
+    meta = store.put("a", bytes(SIZE))
+    origin = ResilientOrigin(store, Resilience())
+    assert begin(origin, meta)
+    store.ends.pop()(None)
+    store.delay_s = 2.0
+    await origin.read("a", meta, 0, SIZE)
+    assert not begin(origin, meta)
+    store.delay_s = 0.1
+    await origin.read("a", meta, 0, SIZE)
+    assert begin(origin, meta)
+    store.end()
+    assert origin.state()["in_flight"] == 0
+
+
+async def test_bytes_and_failures_reach_readers_that_joined(tmp_path: Path) -> None:
+    store = Store()
+    ref = put(store, "a", SIZE)
+    replied: list[bool] = []
+    got: list[Buffer] = []
+    async with serving(store, open_tier(tmp_path)) as cache:
+        assert cache.reply(ref, Reply(-1, 12, 0, SIZE), replied.append)
+
+        async def read() -> None:
+            got.append(await read_whole(cache, ref))
+
+        store.fail_next(1, OriginUnavailableError("gone"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fails, read)
+            await wait_all_tasks_blocked()
+            store.ends.pop()(None)
+        assert cache.reply(ref, Reply(-1, 13, 0, SIZE), replied.append)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            store.end()
+    assert replied == [False, True]
+    assert got == [store.expected("a")]
+    assert cache.held_bytes == cache.fetching_count == cache.waiting_readers == 0
+
+
+async def fails(read: Callable[[], Awaitable[None]]) -> None:
+    with pytest.raises(OriginUnavailableError, match="gone"):
+        await read()
