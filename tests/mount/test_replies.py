@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,3 +133,40 @@ def test_a_killed_reader_disturbs_nobody(site: Site, source: Source) -> None:
     eventually(lambda: site.origin()["get_bytes"] == len(CONTENT))
     source.first = right
     read_all(site)
+
+
+def test_as_many_reads_of_a_user_at_once_as_ever(tmp_path: Path, source: Source) -> None:
+    """READs that the engine gives back take no more than their places."""
+    lock = threading.Lock()
+    now = most = 0
+
+    def answer(asked: Asked) -> Answer:
+        nonlocal now, most
+        with lock:
+            now += asked.method == "GET" and not asked.is_list
+            most = max(most, now)
+        try:
+            time.sleep(0.05)
+            return source(asked)
+        finally:
+            with lock:
+                now -= asked.method == "GET" and not asked.is_list
+
+    source.first = lambda: Answer(CHANGED, 412)
+    with ToldS3(answer) as server:
+        site = Site(tmp_path, "s3://b")
+        site.environment = server.environment
+        site.options = PATIENT
+        site.customize(
+            "from cachefs.fuse.relay import _relay  # before libfuse\n"
+            "_relay.reads_ready_fd()\n"
+            "for user in range(1 << 15):\n"
+            "    _relay.bound_reads(user, 2, False)\n"
+        )
+        site.mount("--prefetch", "off")
+        try:
+            os.listdir(site.mountpoint)
+            read_all(site)
+        finally:
+            site.tear_down()
+    assert most == 2

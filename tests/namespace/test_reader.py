@@ -1,7 +1,9 @@
 """Reading: which bytes come, and which requests they cost."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,7 +15,7 @@ from cachefs.errors import ObjectChangedError, OriginUnavailableError
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import ROOT_INO
 from cachefs.namespace.reader import Readers
-from cachefs.types import BLOCK_BYTES
+from cachefs.types import BLOCK_BYTES, Reply
 from tests.cache.harness import until
 from tests.namespace.harness import Reading, open_tier
 
@@ -298,3 +300,28 @@ async def test_a_restart_reads_everything_again_without_a_request(
 
 def test_a_block_is_a_mebibyte() -> None:
     assert BLOCK_BYTES == MIB
+
+
+async def test_a_read_that_is_given_back_counts_once(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever notes which files are read hears of each pass over a file once."""
+    inode = await generated(reading, "a", 5000)
+    ends: list[Callable[[memoryview | None], None]] = []
+
+    def begin(*args: Any) -> bool:
+        ends.append(args[2])
+        return True
+
+    monkeypatch.setattr(reading.origin, "begin_read", begin)
+    first_reads: list[Inode] = []
+    readers = Readers(reading.tree.namespace, reading.cache, 0, first_reads.append)
+    reader = readers.get(inode.ino)
+    replied: list[bool] = []
+    assert readers.reply(reader, Reply(-1, 12, 0, 5000), replied.append)
+    ends.pop()(None)
+    assert replied == [False]
+    await readers.read(reader, 0, 5000)
+    assert len(first_reads) == 1
+    await readers.read(reader, 0, 5000)
+    assert len(first_reads) == 2

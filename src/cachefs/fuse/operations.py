@@ -291,8 +291,11 @@ class Operations(pyfuse3.Operations):
 
             def ended(is_replied: bool) -> None:
                 self.requests.waiting -= 1
+                lasted_ns = perf_counter_ns() - began_ns
+                if replying == "wait":
+                    self._limits.stalled_ns[user] += lasted_ns
                 if is_replied and replying is not None:
-                    self._note_replied(reader, reply, user, replying, began_ns)
+                    self._note_replied(reader, reply, user, replying, lasted_ns)
                 end(is_replied)
 
             replying = self._readers.reply(reader, reply, ended)
@@ -304,15 +307,10 @@ class Operations(pyfuse3.Operations):
         return replying is not None
 
     def _note_replied(
-        self, reader: FileReader, reply: Reply, user: int, replying: Replying, began_ns: int
+        self, reader: FileReader, reply: Reply, user: int, replying: Replying, lasted_ns: int
     ) -> None:
-        lasted_ns = perf_counter_ns() - began_ns
         self._limits.read_bytes[user] += reply.length
-        if replying == "hit":
-            self._hits.note(lasted_ns)
-        else:
-            self._waits.note(lasted_ns)
-            self._limits.stalled_ns[user] += lasted_ns
+        (self._hits if replying == "hit" else self._waits).note(lasted_ns)
         try:
             if self._publisher is not None:
                 ino = reader.inode.ino

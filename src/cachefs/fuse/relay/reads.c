@@ -107,6 +107,21 @@ static void close_gap(uint32_t gap) {
     }
 }
 
+/* Ends the count of a READ in hand. Returns its user; NULL if it was not counted. */
+static struct user *put_down(uint64_t unique) {
+    for (uint32_t place = home_of(unique); reads.in_hand[place].unique != 0;
+         place = (place + 1) % IN_HAND_PLACES) {
+        if (reads.in_hand[place].unique != unique) continue;
+        struct user *user = &reads.users[reads.in_hand[place].user];
+        reads.in_hand[place].unique = 0;
+        close_gap(place);
+        user->in_hand--;
+        reads.total--;
+        return user;
+    }
+    return NULL;
+}
+
 /* -- deferred READs ---------------------------------------------------------------------------- */
 
 /* Unlinks and frees a deferred READ. */
@@ -230,19 +245,9 @@ size_t reads_take(void *buffer) {
 }
 
 void reads_answered(uint64_t unique) {
-    if (!are_on()) return;
-    for (uint32_t place = home_of(unique); reads.in_hand[place].unique != 0;
-         place = (place + 1) % IN_HAND_PLACES) {
-        if (reads.in_hand[place].unique != unique) continue;
-        struct user *user = &reads.users[reads.in_hand[place].user];
-        uint32_t number = reads.in_hand[place].user;
-        reads.in_hand[place].unique = 0;
-        close_gap(place);
-        user->in_hand--;
-        reads.total--;
-        if (user->deferred > 0 && user->in_hand < share_of(user)) make_due(number);
-        return;
-    }
+    struct user *user = are_on() ? put_down(unique) : NULL;
+    if (user != NULL && user->deferred > 0 && user->in_hand < share_of(user))
+        make_due((uint32_t)(user - reads.users));
 }
 
 void reads_return(const void *request, size_t length) {
@@ -250,10 +255,11 @@ void reads_return(const void *request, size_t length) {
     uint64_t handle = ((const struct fuse_read_in *)(in + 1))->fh;
     uint32_t number = (uint32_t)(handle >> RT_INO_BITS) % RT_USERS;
     if (defer(in, length, number)) {
+        put_down(in->unique); /* it keeps its place in the share: no other READ is due for it */
         set_due(reads.list.before);
-    } else { /* no memory: the reader asks again */
-        struct fuse_out_header out = {sizeof out, -EINTR, in->unique};
-        while (write(reads.device_fd, &out, sizeof out) < 0 && errno == EINTR) {}
+        return;
     }
+    struct fuse_out_header out = {sizeof out, -EINTR, in->unique}; /* the reader asks again */
+    while (write(reads.device_fd, &out, sizeof out) < 0 && errno == EINTR) {}
     reads_answered(in->unique);
 }
