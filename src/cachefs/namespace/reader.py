@@ -316,7 +316,7 @@ class Readers:
         replying: Replying | None = None
 
         def end(is_replied: bool) -> None:
-            if not is_replied and reply.offset == 0:
+            if not is_replied and replying == "wait":
                 reader.is_new = True  # `read` of the same READ is no other one
             on_replied(is_replied)
             if is_replied and replying == "wait":
