@@ -49,7 +49,7 @@ async def threads_are_free() -> None:
 
 async def test_credentials(released: threading.Event) -> None:
     origin = open_origin("s3://b", OriginOptions("http://127.0.0.1:9", anonymous=True))
-    origin._reader._credentials.provider = CredentialProvider(StuckSource(released))
+    origin._reader.credentials.provider = CredentialProvider(StuckSource(released))
     await give_up_one_after_the_other(origin)
     await threads_are_free()
     released.set()
