@@ -19,7 +19,7 @@ from bench import sandbox
 
 CASES = (
     "herd", "cached", "cold", "tls", "large", "directory", "load", "hdfs", "metadata", "far",
-    "writes", "shared",
+    "writes", "shared", "weights",
 )  # fmt: skip
 _ASKED = ("wire",)
 """Cases that run only if --only names them. A run with one of them may take twice as long."""
@@ -113,7 +113,17 @@ def _work(directory: Path, arguments: argparse.Namespace) -> int:
 def _cases(only: list[str] | None, base: Path | None) -> list[tuple[str, Callable[..., Any]]]:
     from functools import partial
 
-    from bench import hdfs, large_directory, large_file, load, metadata, small_files, wire, writes
+    from bench import (
+        hdfs,
+        large_directory,
+        large_file,
+        load,
+        metadata,
+        small_files,
+        weights,
+        wire,
+        writes,
+    )
     from bench.far import case as far
     from bench.shared import case as shared
 
@@ -131,6 +141,7 @@ def _cases(only: list[str] | None, base: Path | None) -> list[tuple[str, Callabl
         "writes": writes.writes,
         "shared": shared.shared_tier,
         "wire": partial(wire.wire, base=base and base.resolve()),
+        "weights": weights.weights,
     }
     return [(name, cases[name]) for name in only or CASES]
 

@@ -6,11 +6,13 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from cachefs.config.workloads import WORKLOADS
 from tests.mount.harness import MIB, Site, eventually
 
 SHORT = ("--entry-ttl", "1s", "--attr-ttl", "1s", "--list-ttl", "1s", "--negative-ttl", "1s")
@@ -33,6 +35,45 @@ def test_64_processes_that_read_one_cold_file_cause_one_get(site: Site) -> None:
     assert len(done.stdout.splitlines()) == 64
     assert len(set(done.stdout.splitlines())) == 1
     assert site.origin()["gets"] == 1
+
+
+_LOADERS = """
+import mmap, os, random, sys
+
+MIB = 1 << 20
+name, local = sys.argv[1:]
+with open(local, "rb") as file:
+    wanted = file.read()
+children = []
+for number in range(64):
+    if not (child := os.fork()):
+        with open(name, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            right = mapped[:4096] == wanted[:4096]
+            for place in random.Random(number).sample(range(4, 24, 4), 2):
+                right &= mapped[place * MIB : (place + 3) * MIB] == wanted[place * MIB :][: 3 * MIB]
+        os._exit(not right)
+    children.append(child)
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
+"""
+
+
+def test_weights_that_64_processes_map_come_as_a_whole_and_once(site: Site) -> None:
+    size_bytes = 28 * MIB
+    head = (2).to_bytes(8, "little") + b"{}"
+    (site.files / "w.safetensors").write_bytes(head + os.urandom(size_bytes - len(head)))
+    site.mount("--workload", "serving")
+    if os.geteuid() == 0:
+        device = os.stat(site.mountpoint).st_dev
+        setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
+        assert int(setting.read_text()) == WORKLOADS["serving"]["kernel_readahead"] >> 10
+    command = [sys.executable, "-S", "-c", _LOADERS]
+    subprocess.run(
+        [*command, site.mountpoint / "w.safetensors", site.files / "w.safetensors"], check=True
+    )
+    path = site.mountpoint / "w.safetensors"
+    eventually(lambda: os.getxattr(path, "user.cachefs.cached") == b"100")
+    assert site.origin()["get_bytes"] == size_bytes
 
 
 def test_a_second_mount_serves_everything_without_a_request(site: Site) -> None:

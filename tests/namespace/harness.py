@@ -8,6 +8,7 @@ import trio
 
 from cachefs.cache.block_cache import BlockCache
 from cachefs.cache_dir.directory import CacheDirectory
+from cachefs.cache_dir.disk import Disk
 from cachefs.db import Database
 from cachefs.errors import CachefsError
 from cachefs.format.inode_record import TABLES, Inode
@@ -257,5 +258,7 @@ class Reading:
         return [request[2:] for request in self.origin.take_requests() if request[0] == "read"]
 
 
-def open_tier(path: Path, origin: MemoryOrigin, quota_bytes: int = 256 << 20) -> CacheDirectory:
-    return CacheDirectory.open(path, quota_bytes, origin.identity, free_space_ratio=0.0)
+def open_tier(
+    path: Path, origin: MemoryOrigin, quota_bytes: int = 256 << 20, disk: Disk | None = None
+) -> CacheDirectory:
+    return CacheDirectory.open(path, quota_bytes, origin.identity, free_space_ratio=0.0, disk=disk)

@@ -194,6 +194,22 @@ async def test_reads_across_blocks(reading: Reading) -> None:
     assert sum(length for _, length in reading.gets()) == 4 * MIB + 10
 
 
+async def test_a_read_across_blocks_asks_for_all_of_them_at_once(reading: Reading) -> None:
+    inode = await generated(reading, "a", 16 * MIB)
+    began, held = 0, trio.Event()
+
+    async def hold(path: str, offset: int, length: int) -> None:
+        nonlocal began
+        began += 1
+        await held.wait()
+
+    reading.origin.on_read = hold
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reading.read, inode.ino, 5 * MIB + 300_000, MIB)
+        await until(lambda: began == 2)
+        held.set()
+
+
 async def test_an_empty_file_costs_no_get(reading: Reading) -> None:
     inode = await generated(reading, "a", 0)
     assert await reading.read(inode.ino, 0, MIB) == b""

@@ -6,6 +6,8 @@ import pytest
 
 from cachefs.config import MountConfig, flags, load_mount_config, mountpoint_in
 from cachefs.config import load as load_module
+from cachefs.config.transport import from_json, to_json
+from cachefs.config.workloads import WORKLOADS
 from cachefs.daemon.settings import origin_options
 from cachefs.errors import UsageError
 
@@ -42,6 +44,43 @@ def test_defaults() -> None:
     assert (config.buffer_size, config.readahead) == (300 << 20, 64 << 20)
     assert config.allow_other == (os.geteuid() == 0)
     assert len(config.cache_dirs) == 1
+
+
+def test_training_is_the_default_workload() -> None:
+    config = load()
+    assert config.workload == "training"
+    assert config == load(workload="training")
+    assert config.kernel_readahead == 1 << 20
+    assert (config.publish_interval, config.prefetch) == (60, "order")
+
+
+def test_a_workload_sets_defaults_and_single_options_win(file: Path) -> None:
+    serving = load(workload="serving")
+    assert (serving.attr_ttl, serving.entry_ttl, serving.list_ttl) == (3600, 3600, 3600)
+    assert (serving.kernel_readahead, serving.negative_ttl) == (512 << 10, 60)
+    config = load('workload = "serving"\nattr_ttl = "5m"', file, list_ttl="1m")
+    assert (config.attr_ttl, config.entry_ttl, config.list_ttl) == (300, 3600, 60)
+    sent = from_json(to_json(config))
+    assert sent == config
+    assert sent.given == config.given, "the daemon applies its own defaults"
+    assert load('workload = "serving"', file, workload="checkpoint").attr_ttl == 10
+    assert "workload" in error_of('workload = "inference"', file)
+
+
+def test_the_document_shows_what_workloads_set() -> None:
+    text = (Path(__file__).parents[2] / "docs/OPTIONS.md").read_text()
+    _, _, table = text.partition(
+        "| option | training | serving | checkpoint |\n|---|---|---|---|\n"
+    )
+    rows = [line.strip("| ").split(" | ") for line in table.partition("\n\n")[0].splitlines()]
+    configs = [load(workload=workload) for workload in ("training", "serving", "checkpoint")]
+    documented = {row[0].strip("`").removeprefix("--").replace("-", "_") for row in rows}
+    changed = {name for values in WORKLOADS.values() for name in values}
+    assert documented == changed
+    for name, *cells in rows:
+        field = name.strip("`").removeprefix("--").replace("-", "_")
+        for config, cell in zip(configs, cells, strict=True):
+            assert getattr(load(**{field: cell}), field) == getattr(config, field), (name, cell)
 
 
 def test_the_default_cache_directory_is_the_sources_own() -> None:

@@ -21,6 +21,7 @@ from cachefs.cache.counters import CacheCounters, TierStatus
 from cachefs.cache.fetch.fetches import Fetches
 from cachefs.cache.fetch.fragments import Fragments
 from cachefs.cache.fetch.in_flight import FetchMemory, InFlightFetch
+from cachefs.cache.fetch.whole_files import WholeFile, WholeFiles
 from cachefs.cache.fetched_blocks import FetchedBlocks
 from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.levels.tier_set import TierSet
@@ -93,6 +94,7 @@ class BlockCache:
             origin, history, self.counters, self._memory, patience_s, fetched.admit, self.shared
         )
         self._fragments = Fragments(self._fetches, self._is_unneeded)
+        self._whole_files = WholeFiles(self._fetches, self._is_unneeded, self.has_free_space)
         self._in_flight = self._fetches.in_flight
         self._admitting = fetched.admitting
         self._unstored = fetched.unstored
@@ -309,12 +311,17 @@ class BlockCache:
         turn = Turn(Priority.READ_AHEAD)
         return self._fetches.start(ref, 0, 1, turn, ahead=True, into_free_space=True)
 
-    def has_free_space(self, key: BlockKey, length: int) -> bool:
-        """Whether a tier that may store the block has space for it and for all blocks on their way,
-        without any eviction."""
+    def fetch_whole(self, ref: ObjectRef, place: int, is_next: bool = False) -> WholeFile | None:
+        """Begin to fetch all missing blocks of a file, first those from block `place` on, and
+        return at once; see `WholeFiles.start`."""
+        return self._whole_files.start(ref, place, is_next)
+
+    def has_free_space(self, key: BlockKey, length: int, more_bytes: int = 0) -> bool:
+        """Whether a tier that may store the block has space for it, for `more_bytes` and for all
+        blocks on their way, without any eviction."""
         level = 0
         while (target := self._tiers.entry(key, length, level)) is not None:
-            if target.has_free_space(length, self.held_bytes):
+            if target.has_free_space(length, self.held_bytes + more_bytes):
                 return True
             level = target.level + 1
         return False
@@ -495,6 +502,7 @@ class BlockCache:
 
     async def aclose(self, drain_s: float = _DRAIN_S) -> None:
         """Store the fetched blocks (for at most `drain_s`), end `run`, commit, close the tiers."""
+        self._whole_files.stop()
         with trio.CancelScope(shield=True):
             if self._nursery is not None:
                 with trio.move_on_after(drain_s):

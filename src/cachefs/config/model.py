@@ -1,8 +1,9 @@
 """`MountConfig`, the configuration of a daemon and the source of `cachefs mount --help`."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from cachefs.config.cache_options import CacheSection
 from cachefs.config.fields import PATH, Flag, check_text
@@ -14,9 +15,11 @@ from cachefs.config.options import (
     ReadingSection,
     Section,
     SharedSection,
+    WorkloadSection,
 )
-from cachefs.config.record import Check
+from cachefs.config.record import Check, FieldInfo
 from cachefs.config.source_url import normal_source, refuse_secrets, refuse_web_address
+from cachefs.config.workloads import WORKLOADS
 
 
 def _check_source(value: object) -> str:
@@ -41,6 +44,7 @@ class MountConfig(
     MetadataSection,
     CacheSection,
     OriginSection,
+    WorkloadSection,
     _Arguments,
 ):
     """The configuration of one mount. Immutable.
@@ -49,6 +53,12 @@ class MountConfig(
     `tier_tables` (`[[tier]]` in a file). The cache consists of `tiers`. The fields of the last
     base class are checked first: defaults of later fields depend on earlier ones.
     """
+
+    def _default(self, field: FieldInfo, others: Mapping[str, Any]) -> Any:
+        of_workload = WORKLOADS[others["workload"]] if "workload" in others else {}
+        if field.name in of_workload:
+            return of_workload[field.name]
+        return super()._default(field, others)
 
     def _check_together(self) -> None:
         super()._check_together()
@@ -68,6 +78,7 @@ _SECTIONS: tuple[type[Section], ...] = (
     CacheSection,
     MetadataSection,
     SharedSection,
+    WorkloadSection,
     ReadingSection,
     AccessSection,
     ProcessSection,

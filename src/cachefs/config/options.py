@@ -34,6 +34,7 @@ from cachefs.config.fields import (
 )
 from cachefs.config.record import Field, Record
 from cachefs.config.shared_option import SHARED
+from cachefs.config.workloads import Workload
 
 _TIMEOUT = duration(0.1, 86_400, "a timeout is at least 0.1s and at most 1d")
 _SHARED_TIMEOUT = duration(0.001, 86_400, "it is at least 1ms and at most 1d")
@@ -43,6 +44,19 @@ class Section(Record):
     """The options of one group. `MountConfig` consists of all sections. Immutable."""
 
     group: ClassVar[Group]
+
+
+class WorkloadSection(Section):
+    """What the mount is for. It is checked before the options whose defaults it sets."""
+
+    group = Group.READING
+
+    workload: Annotated[Workload, CHOICE, Flag()] = Field(
+        "training",
+        description="What the mount is for. It sets the defaults of TTLs, read-ahead and other "
+        "options (docs/OPTIONS.md). Options that are given win. serving is for model weights, "
+        "checkpoint for jobs that write checkpoints and read them back.",
+    )
 
 
 class OriginSection(Section):
@@ -251,6 +265,11 @@ class ReadingSection(Section):
         64 << 20,
         description="Read at most this far ahead of one sequential reader. 0 switches "
         "read-ahead off.",
+    )
+    kernel_readahead: Annotated[int, size(4 << 10), Flag("SIZE")] = Field(
+        1 << 20,
+        description="Let the kernel ask for this much at a time when a file is read in order, or "
+        "through mmap. Less makes mmap in random order faster. Only root can change it.",
     )
     prefetch: Annotated[Literal["off", "order", "siblings"], CHOICE, Flag(live=True)] = Field(
         "order",

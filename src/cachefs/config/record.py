@@ -131,7 +131,7 @@ class Record:
                     checked[name] = field.check(rest.pop(field.key), checked)
                     given.add(name)
                 else:
-                    checked[name] = field.default_with(checked)
+                    checked[name] = self._default(field, checked)
             for key in rest:
                 raise FieldError("there is no such field", (key,))
             self.__dict__.update(checked, given=frozenset(given))
@@ -146,6 +146,11 @@ class Record:
         if not isinstance(values, Mapping):
             raise ValueError("a table is wanted, with names and values")
         return values
+
+    def _default(self, field: FieldInfo, others: Mapping[str, Any]) -> Any:
+        """Return the value of a field that is not given; `others` are the checked fields before
+        it. Raises `FieldError` if it must be given."""
+        return field.default_with(others)
 
     def _check_together(self) -> None:
         """Compare fields with each other. Raises `ValueError`."""

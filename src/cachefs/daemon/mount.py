@@ -215,7 +215,7 @@ class RunningMount:
 
     async def _announce(self, parts: Parts, device: str, on_ready: Callable[[], None]) -> None:
         await parts.initialised.wait()
-        await trio.to_thread.run_sync(session.tune, device)
+        await trio.to_thread.run_sync(session.tune, device, self._config.kernel_readahead)
         verb = "serving" if self._is_successor else "mounted on"
         log.info("%s %s", verb, self._config.mountpoint)
         # No await in between: when a client sees that it is mounted, the supervisor was told.

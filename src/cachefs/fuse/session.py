@@ -46,9 +46,6 @@ _IDLE_TASKS = 16
 _MAX_TASKS = 1_000
 """Most requests handled at once. A READ that waits for the origin occupies one task, so there must
 be more tasks than readers times their read-ahead. An unused task costs nothing."""
-_READ_AHEAD_KB = 1024
-"""Eight times the kernel's default. It doubled sequential throughput. Values above one block bring
-no gain."""
 _MAX_BACKGROUND = 1024
 _CONGESTION = 960
 """The kernel's defaults are 12 and 9. With 9 read-aheads in flight, the kernel treats the mount as
@@ -254,13 +251,13 @@ def invalidate_attributes(ino: int) -> None:
         pyfuse3.invalidate_inode(ino, attr_only=True)
 
 
-def tune(device: str) -> None:
-    """Raise the kernel's read-ahead and request limits for a mount, as far as possible.
+def tune(device: str, kernel_readahead_bytes: int) -> None:
+    """Set the kernel's read-ahead and raise its request limits for a mount, as far as possible.
 
     `device` is the mount's "MAJOR:MINOR". Only root can do this; failures go to the debug log.
     Blocks.
     """
-    _write_setting(Path(f"/sys/class/bdi/{device}/read_ahead_kb"), _READ_AHEAD_KB)
+    _write_setting(Path(f"/sys/class/bdi/{device}/read_ahead_kb"), kernel_readahead_bytes >> 10)
     connection = _CONNECTIONS / device.partition(":")[2]
     settings = {
         "max_background": _MAX_BACKGROUND,

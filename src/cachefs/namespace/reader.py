@@ -10,6 +10,10 @@ few bytes per second. The window then quadruples, and is fetched in up to 16 req
 which are renewed one by one. Random reads never start a window: they fetch only the blocks that
 they touch. Small files have one block and need no read-ahead. With a large window, the relay serves
 most of what was fetched ahead (`Publisher.publish_ahead`), and this process sees few requests.
+
+Loads: a reader that takes long runs at several places of a file, or some MiB of a file of model
+weights, needs the rest, too. Such a file is fetched as a whole (`cache/fetch/whole_files.py`), and
+its streams are not followed meanwhile.
 """
 
 import logging
@@ -20,11 +24,13 @@ from collections.abc import Callable
 import trio
 
 from cachefs.cache.block_cache import BlockCache, Replying
+from cachefs.cache.fetch.whole_files import WholeFile
 from cachefs.cache.publisher import SEEN_EVERY
 from cachefs.errors import CachefsError, NotFoundError, ObjectChangedError
 from cachefs.format.inode_record import Inode
+from cachefs.namespace.load_signs import HEAD_BYTES, UNKNOWN_SHARE, share_before_load
 from cachefs.namespace.namespace import Namespace
-from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef, Reply
+from cachefs.types import BLOCK_BYTES, BlockKey, Buffer, ObjectRef, Priority, Reply
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +43,20 @@ _EXTENT_BLOCKS = 8
 _GROWTH, _FAR_GROWTH = 2, 4
 _FAR_REQUESTS = 16
 """Of 30 ms each, with 80 MB/s per connection, they bring 800 MB/s when the window is 64 MiB."""
-_STREAMS = 4
+_STREAMS = 16
 _PUBLISHED_FROM = 2 * SEEN_EVERY
 """From this window on, blocks are published ahead. Enough of the window is left whenever this
 process sees a request."""
+_LOAD_BLOCKS, _LOAD_RUNS = 2, 3
+"""A file does not count as being loaded before so many blocks were entered in order and cold, in so
+many streams if its first bytes don't say that it has weights."""
+_SKIM_BLOCKS = 16
+"""Programs that want to know what a file of weights has read up to so much from its begin."""
 _READERS = 8_192
 """The most readers kept, of some 1.4 KB each. A dropped reader can be made again in some 10 us."""
 
 
+OnLoad = Callable[[Inode, WholeFile], None]
 PublishAhead = Callable[[int, ObjectRef, range], None]
 """See `Publisher.publish_ahead`."""
 
@@ -52,17 +64,18 @@ PublishAhead = Callable[[int, ObjectRef, range], None]
 class _Stream:
     """A run of consecutive blocks: `head` is the last block entered, the blocks before `ahead` are
     already requested, `run` blocks were entered in order, and `window` is the read-ahead in
-    blocks."""
+    blocks. `is_cold` says that read-ahead has found something to fetch."""
 
-    __slots__ = ("ahead", "head", "run", "window")
+    __slots__ = ("ahead", "first", "head", "is_cold", "run", "window")
 
     def __init__(self, head: int) -> None:
-        self.head = head
+        self.first = self.head = head
         self.ahead = head + 1
         # A random read rarely hits the first block of a file, so that block counts as the first of
         # a sequence: one more block starts read-ahead.
         self.run = 1 if head == 0 else 0
         self.window = 1
+        self.is_cold = False
 
     @property
     def step(self) -> int:
@@ -74,7 +87,20 @@ class _Stream:
 class FileReader:
     """The read state of one file version, owned by `Readers`."""
 
-    __slots__ = ("_cache", "_publish_ahead", "_streams", "inode", "is_new", "max_window", "ref")
+    __slots__ = (
+        "_cache",
+        "_cold_blocks",
+        "_on_load",
+        "_publish_ahead",
+        "_runs",
+        "_share",
+        "_streams",
+        "_whole",
+        "inode",
+        "is_new",
+        "max_window",
+        "ref",
+    )
 
     def __init__(
         self,
@@ -83,11 +109,20 @@ class FileReader:
         ref: ObjectRef,
         max_window: int,
         publish_ahead: PublishAhead,
+        on_load: OnLoad = lambda inode, file: None,
     ) -> None:
+        """`on_load(inode, file)` is called when the file begins to be fetched as a whole. It must
+        not call back, and must not wait."""
         self._cache = cache
         self._publish_ahead = publish_ahead
+        self._on_load = on_load
         self.max_window = max_window
         self._streams: list[_Stream] = []
+        self._runs = self._cold_blocks = 0
+        """How many streams were cold, and how many blocks readers have entered in them in order."""
+        self._share: float | None = None
+        """See `share_before_load`; None if it is not known yet."""
+        self._whole: WholeFile | None = None
         self.is_new = True
         """Whether no `Readers.read` has asked for its first byte yet."""
         self.inode = inode
@@ -127,6 +162,9 @@ class FileReader:
         if start + end - offset <= BLOCK_BYTES:
             is_random = self._is_random(block)
             return await self._cache.read_block(self.ref, block, start, end - offset, is_random)
+        # The blocks after the first, too: a far origin would otherwise answer one after the other.
+        more = -(-(start + end - offset) // BLOCK_BYTES) - 1
+        self._cache.fetch(self.ref, block + 1, more, priority=Priority.READER)
         pieces: list[Buffer] = []
         while offset < end:
             block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
@@ -141,6 +179,11 @@ class FileReader:
 
     def _advance(self, block: int) -> None:
         """Note that a request enters `block`, and fetch ahead if its stream is sequential."""
+        if self._whole is not None:
+            self._whole.note(block)
+            if not self._whole.is_over:
+                return
+            self._whole = None
         stream = self._stream_of(block)
         if block <= stream.head:
             return
@@ -148,6 +191,18 @@ class FileReader:
         stream.head = block
         if stream.run < 2:
             return
+        self._read_ahead(stream)
+        if stream.is_cold:
+            self._cold_blocks += 1
+            if self._is_load(stream):
+                self._runs = self._cold_blocks = 0
+                self._whole = self._cache.fetch_whole(self.ref, block)
+                if self._whole is not None:
+                    self._on_load(self.inode, self._whole)
+
+    def _read_ahead(self, stream: _Stream) -> None:
+        """Fetch ahead of a sequential stream if that is due."""
+        block = stream.head
         if stream.ahead <= block:
             stream.ahead = block + 1
         left_blocks = stream.ahead - block
@@ -159,6 +214,20 @@ class FileReader:
             return
         self._fetch_ahead(stream, _far_extent(stream) if is_far else _EXTENT_BLOCKS)
 
+    def _is_load(self, stream: _Stream) -> bool:
+        """Whether the reader of this stream seems to need the whole file."""
+        if self._cold_blocks < _LOAD_BLOCKS:
+            return False
+        if self._share is None:
+            key, head = BlockKey(self.ref.object_id, 0), memoryview(bytearray(HEAD_BYTES))
+            found = self._cache.read_block_now(key, 0, HEAD_BYTES, head)
+            if found is not None:
+                self._share = share_before_load(bytes(found), self.ref.meta.size_bytes)
+        share = UNKNOWN_SHARE if self._share is None else self._share
+        if share == 0:
+            return stream.first > 0 or stream.head >= _SKIM_BLOCKS
+        return self._runs >= _LOAD_RUNS and self._cold_blocks >= share * self.ref.block_count
+
     def _is_extent_due(self, stream: _Stream, left_blocks: int) -> bool:
         """Whether the window has its full size and room for one more GET."""
         is_full_size = stream.window == self.max_window
@@ -167,7 +236,7 @@ class FileReader:
     def _is_random(self, block: int) -> bool:
         """Whether no stream reads in order at this block. Without read-ahead, streams are not
         distinguished, and all reads count as sequential, as in a file of one block."""
-        if not self.max_window or self.ref.block_count == 1:
+        if not self.max_window or self.ref.block_count == 1 or self._whole is not None:
             return False
         return not any(
             stream.run and stream.head - 2 <= block <= stream.head + 1 for stream in self._streams
@@ -203,6 +272,9 @@ class FileReader:
                 count += 1
             self._cache.fetch(self.ref, first, count)
             first += count
+            if not stream.is_cold:
+                stream.is_cold = True
+                self._runs += 1
         if stream.window >= _PUBLISHED_FROM:
             self._publish_ahead(self.inode.ino, self.ref, range(stream.ahead, first))
         stream.ahead = first
@@ -226,10 +298,13 @@ class Readers:
         readahead_bytes: int,
         on_first_read: Callable[[Inode], None] = lambda inode: None,
         on_read: Callable[[Inode], None] = lambda inode: None,
+        on_load: OnLoad = lambda inode, file: None,
     ) -> None:
         """`on_first_read(inode)` is called when a file is read for the first time, and each later
         time that `read` asks for its first byte. `on_read(inode)` is called after each `read` that
-        has returned the first byte. They must not call back, and must not wait."""
+        has returned the first byte. `on_load`: see `FileReader`. They must not call back, and must
+        not wait."""
+        self._on_load = on_load
         self._on_first_read = on_first_read
         self._on_read = on_read
         self._namespace = namespace
@@ -261,7 +336,7 @@ class Readers:
             inode = self._namespace.inode(ino)
             ref = self._namespace.object_ref(inode)
             reader = self._readers[ino] = FileReader(
-                self._cache, inode, ref, self._max_window, self.publish_ahead
+                self._cache, inode, ref, self._max_window, self.publish_ahead, self._on_load
             )
             if len(self._readers) > _READERS:
                 self._readers.popitem(last=False)

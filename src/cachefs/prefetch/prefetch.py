@@ -6,6 +6,7 @@ from typing import Literal
 import trio
 
 from cachefs.cache.block_cache import BlockCache
+from cachefs.cache.fetch.whole_files import WholeFile
 from cachefs.format.inode_record import Inode
 from cachefs.namespace.namespace import Namespace
 from cachefs.namespace.reader import Readers
@@ -13,6 +14,7 @@ from cachefs.prefetch.bug_reports import report_bug
 from cachefs.prefetch.hints import Hints
 from cachefs.prefetch.look_ups import LookUpReads
 from cachefs.prefetch.order import OrderPrefetcher
+from cachefs.prefetch.shards import Shards
 from cachefs.prefetch.siblings import SiblingPrefetcher, Throttle
 
 PrefetchMode = Literal["off", "order", "siblings"]
@@ -37,8 +39,14 @@ class Prefetch:
         """`may_fetch()` returns False while the origin is overloaded or unavailable. `throttle`
         makes the fetches of siblings give way to readers."""
         self.readers = Readers(
-            namespace, cache, readahead_bytes, self._note_first_read, self._note_read
+            namespace,
+            cache,
+            readahead_bytes,
+            self._note_first_read,
+            self._note_read,
+            self._note_load,
         )
+        self._shards = Shards(namespace, cache, nursery, self.readers.drop)
         self.hints = Hints(namespace, cache, nursery, may_fetch, self.readers.drop)
         self._namespace = namespace
         self._cache = cache
@@ -85,10 +93,19 @@ class Prefetch:
         try:
             self._look_ups.note_first_read(inode)
             self.hints.note_first_read(inode)
+            self._shards.note_first_read(inode)
             if self._siblings is not None:
                 self._siblings.note_first_read(inode)
             if self._order is not None:
                 self._order.note_first_read(inode)
+        except Exception as error:
+            report_bug(error)
+
+    def _note_load(self, inode: Inode, file: WholeFile) -> None:
+        if self._mode == "off":
+            return
+        try:
+            self._shards.note_load(inode, file)
         except Exception as error:
             report_bug(error)
 
