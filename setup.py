@@ -1,9 +1,9 @@
 """The compiled, generated and fetched parts, and the version; the rest is in pyproject.toml.
 
 What can't be compiled is left out with a warning: without a compiler, without xxhash.h, or with a
-libfuse before 3.12, mounts do without the relay (`--data-path python`). Without the MD5 of several
-buffers, loads use hashlib. A build fails without the rest: libcurl 7.87 with its headers (Debian:
-libcurl4-openssl-dev), the files of `scripts/fetch`, and the messages of the CSI specification.
+libfuse before 3.12, mounts do without the relay (`--data-path python`). A build fails without the
+rest: libcurl 7.87 with its headers (Debian: libcurl4-openssl-dev), the files of `scripts/fetch`,
+and the messages of the CSI specification.
 """
 
 import subprocess
@@ -64,13 +64,6 @@ setup(
             depends=sorted(map(str, _HTTP.glob("*.h"))),
             extra_compile_args=_OPTIONS,
             libraries=["curl"],
-        ),
-        Extension(
-            "cachefs.origin.s3._md5",
-            ["src/cachefs/origin/s3/md5.c", str(_HTTP / "md5.c")],
-            depends=[str(_HTTP / "md5.h")],
-            extra_compile_args=_OPTIONS,
-            optional=True,
         ),
     ],
 )

@@ -35,10 +35,13 @@ def relay_sources() -> list[Path]:
     return [HERE / "relay.c", *others]
 
 
+_OF_PYTHON = ("module.c", "python_md5.c")
+
+
 def http_sources() -> list[Path]:
     """What the fuzzer of the HTTP engine is made of."""
     home = HERE.parents[1] / "src/cachefs/origin/http"
-    others = sorted(path for path in home.glob("*.c") if path.name != "module.c")
+    others = sorted(path for path in home.glob("*.c") if path.name not in _OF_PYTHON)
     return [HERE / "http_engine.c", *others]
 
 

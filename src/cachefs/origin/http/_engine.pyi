@@ -4,11 +4,16 @@ No function waits, except `Engine.close` and `Transfer.give`. A descriptor is du
 buffer is held until the transfer has ended, so the caller may drop both at once.
 """
 
+from collections.abc import Iterable
 from typing import Any, final
 
 from typing_extensions import Buffer
 
 from cachefs.origin.http.wire import Expected, FilePart
+
+def md5_of_each(buffers: Iterable[Buffer], /) -> list[bytes]:
+    """Return the MD5 of each buffer. Releases the interpreter's lock. Raises `BufferError` for a
+    buffer that is not contiguous."""
 
 @final
 class Engine:

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 
 #include "engine.h"
+#include "python_md5.h"
 
 typedef struct {
     PyObject_HEAD
@@ -539,10 +540,16 @@ static PyTypeObject TransferType = {
     .tp_getset = transfer_fields,
 };
 
+static PyMethodDef functions[] = {
+    {"md5_of_each", md5_of_each, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_engine",
     .m_size = -1,
+    .m_methods = functions,
 };
 
 /* libcurl may be another one than that of the headers. An older one ignores options that it does

@@ -9,16 +9,10 @@ bytes don't match, the caller checks the headers with a HEAD before it reports a
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 
+from cachefs.origin.http._engine import md5_of_each as _together
 from cachefs.types import Buffer
-
-_compiled: Callable[[Sequence[Buffer]], list[bytes]] | None = None
-with suppress(ImportError):  # setup.py says when it is missing
-    from cachefs.origin.s3 import _md5
-
-    _compiled = _md5.of_each
 
 _MD5 = re.compile('^"([0-9a-fA-F]{32})"$')
 _EXPRESS = "--x-s3"
@@ -41,9 +35,9 @@ def has_md5(data: Buffer, md5: bytes) -> bool:
 def md5_of_each(datas: Sequence[Buffer]) -> list[bytes]:
     """Return the MD5 of each of `datas`. Releases the GIL meanwhile. To hash 32 files of 20
     to 180 KB takes .3 to .45 of the time that hashlib needs (`python -m bench.engine md5`)."""
-    if _compiled is None or len(datas) < _TOGETHER:
+    if len(datas) < _TOGETHER:
         return [hashlib.md5(data, usedforsecurity=False).digest() for data in datas]
-    return _compiled(datas)
+    return _together(datas)
 
 
 def is_no_md5(headers: Mapping[str, str], md5: bytes) -> bool:

@@ -1,8 +1,7 @@
-/* The Python module `_md5`: see ../http/md5.h. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+/* The function `md5_of_each` of the Python module `_engine`. */
+#include "python_md5.h"
 
-#include "../http/md5.h"
+#include "md5.h"
 
 static PyObject *digests(const struct md5_message *messages, Py_ssize_t count)
 {
@@ -18,7 +17,7 @@ static PyObject *digests(const struct md5_message *messages, Py_ssize_t count)
     return found;
 }
 
-static PyObject *of_each(PyObject *module, PyObject *argument)
+PyObject *md5_of_each(PyObject *module, PyObject *argument)
 {
     (void)module;
     PyObject *buffers = PySequence_Tuple(argument); /* a tuple: nobody can change it meanwhile */
@@ -50,20 +49,4 @@ done:
     PyMem_Free(views);
     Py_DECREF(buffers);
     return found;
-}
-
-static PyMethodDef methods[] = {
-    {"of_each", of_each, METH_O,
-     "Return the MD5 of each buffer. Releases the interpreter's lock. Raises BufferError for a\n"
-     "buffer that is not contiguous."},
-    {0},
-};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_md5", "The MD5 of several buffers at a time.", 0, methods, 0, 0, 0, 0,
-};
-
-PyMODINIT_FUNC PyInit__md5(void)
-{
-    return PyModule_Create(&definition);
 }
