@@ -156,12 +156,14 @@ class Priority(IntEnum):
 
 class Turn:
     """The priority of one request in all queues on its way to the origin. It rises when a reader
-    begins to wait for the request (`Fetches.wait_for`)."""
+    begins to wait for the request (`Fetches.wait_for`). `began_at`: when an earlier try began, on
+    trio's clock, which counts for the deadline."""
 
-    __slots__ = ("priority",)
+    __slots__ = ("began_at", "priority")
 
-    def __init__(self, priority: Priority) -> None:
+    def __init__(self, priority: Priority, began_at: float | None = None) -> None:
         self.priority = priority
+        self.began_at = began_at
 
 
 READER_TURN: Final = Turn(Priority.READER)

@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cachefs.errors import OriginBusyError, OriginUnavailableError
+from cachefs.origin.options import QUICK_READ_S
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import Buffer, ObjectMeta, Reply
 from tests.cache.harness import open_tier, put, put_many, read_whole, serving
@@ -125,6 +126,36 @@ async def test_a_slow_store_is_left_to_tasks(autojump_clock: MockClock) -> None:
     assert begin(origin, meta)
     store.end()
     assert origin.state()["in_flight"] == 0
+
+
+async def test_a_store_that_is_silent_for_a_while_costs_no_error(autojump_clock: MockClock) -> None:
+    """The time of the first try counts, and the next one has what is left."""
+    store = Store()
+    ref = put(store, "a", SIZE)
+    origin = ResilientOrigin(store, Resilience())
+    patience_s = 0.95 * Resilience().read_timeout_s
+    async with serving(origin, patience_s=patience_s) as cache:  # type: ignore[arg-type]
+        for latency_s, is_right in ((3.3, True), (20, False)):
+            store.delay_s = 0.0
+            await origin.read("a", ref.meta, 0, SIZE)
+            store.delay_s = latency_s
+            began_at = trio.current_time()
+            assert cache.reply(ref, Reply(-1, 12, 0, SIZE), lambda is_replied: None)
+            await trio.sleep(QUICK_READ_S)
+            store.ends.pop()(None)
+            if is_right:
+                assert await read_whole(cache, ref) == store.expected("a")
+            else:
+                with pytest.raises(OriginUnavailableError, match="no answer within"):
+                    await read_whole(cache, ref)
+            assert trio.current_time() < began_at + patience_s
+
+
+async def test_a_short_patience_leaves_time_for_tasks_only(autojump_clock: MockClock) -> None:
+    store = Store()
+    meta = store.put("a", bytes(SIZE))
+    assert not begin(ResilientOrigin(store, Resilience(read_timeout_s=2.0)), meta)
+    assert begin(ResilientOrigin(store, Resilience(4.0, 2.0)), meta)
 
 
 async def test_bytes_and_failures_reach_readers_that_joined(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ CHECK_DEADLINE_S = 4.0
 LISTING_PATIENCE_S = 60.0
 """How much longer than other answers one page of a listing may take, while the origin answers other
 requests."""
+QUICK_READ_S = 1.0
+"""How long a read without a task may take. Then a task sends it again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,6 +222,7 @@ class Fetches:
             fetch.data = data
             self._end(fetch)
         else:
+            fetch.turn = Turn(fetch.turn.priority, fetch.began_at)
             self.nursery.start_soon(self._fetch_alone, fetch)
         if on_replied is not None:
             on_replied(data is not None)

@@ -3,6 +3,8 @@
 import math
 from collections import deque
 
+from cachefs.origin.options import QUICK_READ_S
+
 _MIB = 1 << 20
 _FACTOR = 8
 _LEAST_S_PER_MIB, _MOST_S_PER_MIB = 0.1, 1.0
@@ -77,8 +79,9 @@ class Pace:
 
     @property
     def answers_quickly(self) -> bool:
-        """Whether the latest small read took much less than `_QUICK_S`; True before the first."""
-        return self._latest_s < _QUICK_S / 2
+        """Whether the latest small read took much less than `QUICK_READ_S`; True before the
+        first."""
+        return self._latest_s < QUICK_READ_S / 2
 
     @staticmethod
     def is_slow(size_bytes: int, took_s: float) -> bool:

@@ -45,7 +45,7 @@ from cachefs.log import warn_once
 from cachefs.loop_clock import had_gap_since
 from cachefs.origin.base import Origin
 from cachefs.origin.names import Pages, next_page
-from cachefs.origin.options import CHECK_DEADLINE_S, LISTING_PATIENCE_S
+from cachefs.origin.options import CHECK_DEADLINE_S, LISTING_PATIENCE_S, QUICK_READ_S
 from cachefs.origin.resilience.bandwidth import Bandwidth
 from cachefs.origin.resilience.hedge import hedged
 from cachefs.origin.resilience.limiter import AdaptiveLimit, RequestSlots
@@ -292,7 +292,8 @@ class ResilientOrigin(WrappingOrigin):
             await self._bandwidth.take(length, turn)
         reading = Reading(length, length == meta.size_bytes, self._note_progress, turn)
         attempt = partial(self._read_once, path, meta, offset, reading)
-        return await self._call(path, attempt, self._pace.allowance_s(length), reading=reading)
+        extra_s = self._pace.allowance_s(length)
+        return await self._call(path, attempt, extra_s, reading=reading, began_at=turn.began_at)
 
     def begin_read(
         self,
@@ -308,6 +309,8 @@ class ResilientOrigin(WrappingOrigin):
         size_bytes = meta.size_bytes
         if self.is_down or self._settings.hedge or self._bandwidth.bytes_per_s:
             return False
+        if self._settings.deadline_s < QUICK_READ_S + self._settings.request_timeout_s:
+            return False  # there would be no time for another try
         if not self._pace.answers_quickly or not self._pace.is_quick(size_bytes):
             return False
         if not self._slots.try_take():
@@ -381,17 +384,19 @@ class ResilientOrigin(WrappingOrigin):
         once: bool = False,
         reading: Transfer | None = None,
         deadline_s: float | None = None,
+        began_at: float | None = None,
     ) -> T:
         """Call `attempt` until it succeeds or the deadline passes. Raises `OriginError`.
 
         `extra_s` is additional time for the body. `request_s` replaces the timeout of each
         request, and `deadline_s` that of the call; no request starts after the deadline. `once`: do
-        not retry.
+        not retry. `began_at`: when an earlier try began; the deadline counts from then on.
         """
         if reading is None or not reading.outlasts_outages:
             self._refuse_if_down()
         deadline_s = deadline_s or self._settings.deadline_s
-        deadline = trio.current_time() + deadline_s + extra_s
+        began_at = trio.current_time() if began_at is None else began_at
+        deadline = began_at + deadline_s + extra_s
         tries = 0
         patient_until: float | None = None
         failure: OriginError | None = self._outage()

@@ -23,7 +23,7 @@ from cachefs.origin.http.wire import (
     TooLongAnswerError,
     Wire,
 )
-from cachefs.origin.options import OriginOptions
+from cachefs.origin.options import QUICK_READ_S, OriginOptions
 from cachefs.origin.proxies import proxy_for
 from cachefs.origin.s3 import bodies, redirects
 from cachefs.origin.s3 import errors as s3_errors
@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 
 _ERROR_BYTES = 1 << 20
 """The longest body of an answer that is neither an object nor a listing."""
-_QUICK_S = 1.0
-"""How long a GET of `begin` may take. Then it is sent again by the usual way."""
 _MOST_THREADS = 4
 _MOST_PLACES = 8
 """The most hosts that are asked. A bucket moves to one other host, if at all."""
@@ -82,7 +80,7 @@ class BucketReader:
         self._bounds = Bounds(
             options.connect_timeout_s, options.idle_timeout_s, options.total_timeout_s
         )
-        self._quick_bounds = self._bounds._replace(total_s=_QUICK_S)
+        self._quick_bounds = self._bounds._replace(total_s=QUICK_READ_S)
         self._wire = wire
         self._routes = {target.base_url: route_to(target)}
 
