@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from cachefs.errors import OriginBusyError, OriginUnavailableError
 from cachefs.origin.options import QUICK_READ_S
 from cachefs.origin.resilience import Resilience, ResilientOrigin
-from cachefs.types import Buffer, ObjectMeta, Reply
+from cachefs.types import Buffer, ObjectMeta, Priority, Reply, Turn
 from tests.cache.harness import open_tier, put, put_many, read_whole, serving
 from tests.memory_origin import MemoryOrigin
 
@@ -149,6 +149,32 @@ async def test_a_store_that_is_silent_for_a_while_costs_no_error(autojump_clock:
                 with pytest.raises(OriginUnavailableError, match="no answer within"):
                     await read_whole(cache, ref)
             assert trio.current_time() < began_at + patience_s
+
+
+@pytest.mark.expect_log("answers again")
+@pytest.mark.expect_log("does not answer; what is not cached fails at once")
+async def test_what_began_before_an_outage_waits_for_its_end(autojump_clock: MockClock) -> None:
+    """As any other read that was in flight."""
+    store = Store()
+    meta = store.put("a", bytes(SIZE))
+    origin = ResilientOrigin(store, Resilience())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(origin.run)
+        store.fail_next(1000, OriginUnavailableError("gone"))
+        while not origin.is_down:
+            with pytest.raises(OriginUnavailableError):
+                await origin.read("a", meta, 0, SIZE)
+        began_at = trio.current_time()
+        nursery.start_soon(heal_after, 1.0, store)
+        turn = Turn(Priority.READER, began_at=trio.current_time() - 0.5)
+        assert await origin.read_in_turn(turn, "a", meta, 0, SIZE) == bytes(SIZE)
+        assert trio.current_time() > began_at + 1.0
+        nursery.cancel_scope.cancel()
+
+
+async def heal_after(pause_s: float, store: Store) -> None:
+    await trio.sleep(pause_s)
+    store.heal()
 
 
 async def test_a_short_patience_leaves_time_for_tasks_only(autojump_clock: MockClock) -> None:

@@ -59,6 +59,7 @@ class Reading(Transfer):
         have a digest, so it must arrive in one request."""
         super().__init__()
         self.turn = turn
+        self.outlasts_outages = turn.began_at is not None  # it may have begun before the outage
         self._length = length
         self._keeps = not (is_whole and length <= BLOCK_BYTES)
         self._on_progress = on_progress

@@ -287,7 +287,8 @@ class ResilientOrigin(WrappingOrigin):
         self, turn: Turn, path: str, meta: ObjectMeta, offset: int, length: int
     ) -> Buffer:
         """See `Origin.read_in_turn`."""
-        self._refuse_if_down()
+        if turn.began_at is None:
+            self._refuse_if_down()
         if self._bandwidth.bytes_per_s:
             await self._bandwidth.take(length, turn)
         reading = Reading(length, length == meta.size_bytes, self._note_progress, turn)
