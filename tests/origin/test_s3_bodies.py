@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 
 import pytest
+import trio
 
 from cachefs.errors import BadDataError, ObjectChangedError, OriginError
 from cachefs.origin.base import Origin
@@ -208,3 +209,21 @@ async def test_a_look_up_without_a_length(server: ToldS3, origin: Origin, size: 
 
     server.answer = answer
     assert (await origin.stat_unlisted("f")).size_bytes == size
+
+
+async def test_a_store_whose_answers_lack_a_length_is_asked_once(
+    server: ToldS3, origin: Origin
+) -> None:
+    """Not twice for each object: `begin_read` takes only what it expects."""
+    server.answer = lambda asked: Answer(iter([b"data"]), headers=HEADERS)
+    meta = ObjectMeta(4, LARGE.mtime_ns, LARGE.version)
+    begun = 0
+    while begun < 20:
+        ended = trio.Event()
+        if not origin.begin_read("f", meta, lambda data, ended=ended: ended.set()):  # type: ignore[misc]
+            break
+        await ended.wait()
+        begun += 1
+    assert begun == 8
+    assert await origin.read("f", meta, 0, 4) == b"data"
+    assert len(server.asked) == 9

@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 _KEY_MAX_BYTES = 1024
 _REST_S = 10.0
 """After a failed read of many, for so long objects are read one by one."""
+_MOST_IN_VAIN = 8
+"""After so many quick reads in a row without bytes, too: some servers leave out what is expected of
+each answer, and then each object would be asked for twice."""
 _LITTLE_S = 0.1
 _SMALL_BYTES = 256 << 10
 """Up to this size the request costs more than the bytes. Comparing the bytes with their MD5 takes
@@ -93,7 +96,9 @@ class ObjectStoreOrigin(Origin):
         self._reader = BucketReader(target, self._wire, credentials, options)
         self._lister = S3Lister(self._reader)
         self._rests_until = float("-inf")
-        """Until then, loads read one object at a time."""
+        """Until then, loads read one object at a time, and `begin_read` begins none."""
+        self._in_vain = 0
+        """The latest quick reads that brought no bytes."""
         writes = BucketReader(target, self._wire, credentials, options)
         self._sender = Sender(writes, options, self.counters, self._lister)
         self._writer = S3Writer(
@@ -271,6 +276,7 @@ class ObjectStoreOrigin(Origin):
             if data is not None:
                 asked.get_bytes += data.nbytes
                 self.quickest_s = min(self.quickest_s or first_byte_s, first_byte_s)
+            self._note_quick_read(data is not None)
             on_read(data)
 
         try:
@@ -290,6 +296,12 @@ class ObjectStoreOrigin(Origin):
         except OSError:
             return False
         return True
+
+    def _note_quick_read(self, has_bytes: bool) -> None:
+        self._in_vain = 0 if has_bytes else self._in_vain + 1
+        if self._in_vain >= _MOST_IN_VAIN:
+            self._in_vain = 0
+            self._rest()
 
     def _rest(self) -> None:
         self._rests_until = trio.current_time() + _REST_S
