@@ -188,6 +188,31 @@ async def test_a_body_is_read_again_for_a_new_connection(wire: Wire, server: Tol
     assert [sent for _, sent in server.requests] == [b"", body, body]
 
 
+@pytest.mark.parametrize("is_fed", [True, False])
+async def test_a_kept_connection_that_ends_while_a_body_is_sent(
+    wire: Wire, nursery: trio.Nursery, is_fed: bool
+) -> None:
+    """The server answers one request on each connection, and closes it in the next one."""
+    whole: list[bytes] = []
+
+    async def serve_one(stream: trio.SocketStream) -> None:
+        seen = b""
+        while not seen.endswith(b"end"):
+            seen += await stream.receive_some()
+        whole.append(seen.partition(b"\r\n\r\n")[2])
+        await stream.send_all(told(b""))
+        await stream.receive_some(100)
+
+    url = await serving(nursery, serve_one)
+    body = os.urandom(2 << 20) + b"end"
+    for _ in range(10):
+        for sent in (b"end", fed(body) if is_fed else body):
+            answer = await wire.send(Request("PUT", url, {}, BOUNDS, Route(), sent))
+            assert answer.status == 200
+        assert whole.pop() == body
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_body_that_can_not_be_read(wire: Wire, server: ToldHttp) -> None:
     def read(offset: int, length: int) -> bytes:
         if offset > 1 << 20:

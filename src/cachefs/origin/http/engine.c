@@ -242,6 +242,15 @@ static void conclude(struct worker *worker, struct transfer *transfer, CURLcode 
     end(worker, transfer);
 }
 
+/* libcurl is done with a transfer: let it begin again, or end it. */
+static void take_done(struct worker *worker, struct transfer *transfer, CURLcode code) {
+    if (transfer_goes_again(transfer, code)) {
+        curl_multi_remove_handle(worker->multi, transfer->easy);
+        if (curl_multi_add_handle(worker->multi, transfer->easy) == CURLM_OK) return;
+    }
+    conclude(worker, transfer, code);
+}
+
 static void stop(struct worker *worker, struct transfer *transfer, enum end how) {
     transfer->is_decided = true;
     transfer->end = how;
@@ -342,7 +351,7 @@ static void conclude_done(struct worker *worker) {
         CURLcode code = message->data.result;
         if (message->msg != CURLMSG_DONE) continue;
         curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &transfer);
-        conclude(worker, transfer, code);
+        take_done(worker, transfer, code);
     }
 }
 

@@ -3,7 +3,7 @@
  * Who uses the engine decides: where a request goes, through which proxy, which CAs it trusts, how
  * it is signed, whether it is sent again, whether a redirect is followed. The engine moves bytes.
  * It sends no request twice, except one on a kept connection that the server had closed before it
- * answered: libcurl does that.
+ * answered: libcurl does that, or `transfer_goes_again`.
  *
  * Each thread has connections of its own. What has ended, or waits for a decision, is collected in
  * one list, and one eventfd tells that the list is not empty. The engine knows nothing of Python
@@ -117,10 +117,11 @@ struct transfer {
     int *kept_fds; /* of connections that were kept, by their local ports */
     size_t skip_bytes; /* of the body, before what the sink receives */
     bool stops_when_full;
-    size_t body_position;
+    size_t body_position; /* of what libcurl takes next, if a thread gives it */
+    curl_off_t sent_bytes; /* of the body, to the kernel */
     uint64_t began_ms; /* when `total_ms` began */
     uint64_t moved_ms; /* when bytes moved last */
-    bool is_sent;
+    bool is_sent, is_repeated; /* see `transfer_goes_again` */
     int heads, lines;
     long proxy_status; /* of the answer to CONNECT */
     size_t line_bytes;
@@ -192,6 +193,7 @@ void transfer_take_no_more(struct transfer *transfer);
 
 /* transfer.c: what happens in the thread. */
 bool transfer_prepare(struct transfer *transfer, CURL *easy, CURLSH *share);
+bool transfer_goes_again(struct transfer *transfer, CURLcode code);
 void transfer_conclude(struct transfer *transfer, CURLcode code);
 CURLcode transfer_send_on(struct transfer *transfer); /* its next piece is there */
 bool transfer_is_late(const struct transfer *transfer, uint64_t now);

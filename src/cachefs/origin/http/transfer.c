@@ -272,15 +272,20 @@ static size_t take_piece(char *room, size_t size, size_t count, void *data) {
     return transfer->is_starved ? CURL_READFUNC_PAUSE : count;
 }
 
-static int seek_body(void *data, curl_off_t offset, int origin) {
-    struct transfer *transfer = data;
-    if (origin != SEEK_SET || offset < 0 || (size_t)offset > transfer->body_bytes)
-        return CURL_SEEKFUNC_FAIL;
+/* Let the body go on at an offset. */
+static void move_to(struct transfer *transfer, size_t offset) {
     pthread_mutex_lock(&transfer->piece_lock);
     transfer->body_position = transfer->next_piece = offset;
     transfer->piece_bytes = 0;
     pthread_cond_signal(&transfer->piece_taken);
     pthread_mutex_unlock(&transfer->piece_lock);
+}
+
+static int seek_body(void *data, curl_off_t offset, int origin) {
+    struct transfer *transfer = data;
+    if (origin != SEEK_SET || offset < 0 || (size_t)offset > transfer->body_bytes)
+        return CURL_SEEKFUNC_FAIL;
+    move_to(transfer, offset);
     return CURL_SEEKFUNC_OK;
 }
 
@@ -395,20 +400,19 @@ static int begin_request(void *data, char *to, char *from, int to_port, int from
     if (transfer->is_fed && fd >= 0 && !strncmp(transfer->url, "http://", 7))
         transfer->early_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     transfer->is_sent = true;
-    if (!transfer->is_fed) transfer->body_position = 0; /* it may be sent once more */
+    /* It may be sent once more, after bytes that libcurl has read but not sent. */
+    if (transfer->body_position) move_to(transfer, 0);
     transfer->moved_ms = now_ms();
     return CURL_PREREQFUNC_OK;
 }
 
-/* Count what is sent from memory, for which there is no other callback. */
+/* Note that bytes of the body were sent. */
 static int note_progress(void *data, curl_off_t down, curl_off_t down_now, curl_off_t up,
                          curl_off_t up_now) {
     struct transfer *transfer = data;
     (void)down, (void)down_now, (void)up;
-    if ((size_t)up_now > transfer->body_position) {
-        transfer->body_position = up_now;
-        transfer->moved_ms = now_ms();
-    }
+    if (up_now != transfer->sent_bytes) transfer->moved_ms = now_ms();
+    transfer->sent_bytes = up_now;
     return 0;
 }
 
@@ -439,9 +443,6 @@ static void set_body(struct transfer *transfer, CURL *easy) {
         /* Up to 64 KiB of it go out together with the head. */
         curl_easy_setopt(easy, CURLOPT_POSTFIELDS, transfer->body ? (const char *)transfer->body : "");
         curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)transfer->body_bytes);
-        curl_easy_setopt(easy, CURLOPT_XFERINFOFUNCTION, note_progress);
-        curl_easy_setopt(easy, CURLOPT_XFERINFODATA, transfer);
-        curl_easy_setopt(easy, CURLOPT_NOPROGRESS, 0L);
     } else if (transfer->has_body) {
         curl_easy_setopt(easy, CURLOPT_UPLOAD, 1L);
         curl_easy_setopt(easy, CURLOPT_INFILESIZE_LARGE, (curl_off_t)transfer->body_bytes);
@@ -452,6 +453,11 @@ static void set_body(struct transfer *transfer, CURL *easy) {
     }
     if (transfer->body_bytes > (size_t)RECEIVE_BYTES)
         curl_easy_setopt(easy, CURLOPT_UPLOAD_BUFFERSIZE, UPLOAD_BYTES);
+    if (transfer->has_body) {
+        curl_easy_setopt(easy, CURLOPT_XFERINFOFUNCTION, note_progress);
+        curl_easy_setopt(easy, CURLOPT_XFERINFODATA, transfer);
+        curl_easy_setopt(easy, CURLOPT_NOPROGRESS, 0L);
+    }
     curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, transfer->method);
 }
 
@@ -544,13 +550,25 @@ static enum end end_of(struct transfer *transfer, CURLcode code) {
     }
 }
 
+/* Whether to send the request once more: the server had closed a kept connection, and libcurl, which
+ * looks for that when it receives, has found it out only when it sent the body. Then prepare that. */
+bool transfer_goes_again(struct transfer *transfer, CURLcode code) {
+    long connects = 0;
+    if (transfer->is_decided || code != CURLE_SEND_ERROR || transfer->heads) return false;
+    if (transfer->early_fd >= 0) read_early_answer(transfer);
+    curl_easy_getinfo(transfer->easy, CURLINFO_NUM_CONNECTS, &connects);
+    bool is_kept = transfer->is_sent && !connects;
+    if (transfer->is_decided || transfer->heads || !is_kept || transfer->is_repeated) return false;
+    transfer->is_repeated = true;
+    transfer->is_sent = transfer->is_starved = false;
+    close_early(transfer);
+    return !curl_easy_setopt(transfer->easy, CURLOPT_FRESH_CONNECT, 1L);
+}
+
 /* Note how the transfer has ended, and what libcurl knows of it. */
 void transfer_conclude(struct transfer *transfer, CURLcode code) {
     curl_off_t first = 0, sent = 0;
     long connects = 0;
-    if (!transfer->is_decided && code == CURLE_SEND_ERROR && !transfer->heads &&
-        transfer->early_fd >= 0)
-        read_early_answer(transfer);
     close_early(transfer);
     if (!transfer->is_decided) transfer->end = end_of(transfer, code);
     if (transfer->end == END_DONE && !transfer->is_head_complete) transfer->end = END_BROKEN;
