@@ -23,6 +23,7 @@ from cachefs.errors import (
     OriginBusyError,
     OriginError,
     OriginUnavailableError,
+    SpoolError,
 )
 from cachefs.fuse.errno_map import errno_of
 from cachefs.origin.fsspec import local_writer
@@ -32,8 +33,16 @@ from cachefs.origin.s3.bodies import MOST_BYTES
 from cachefs.origin.s3.signing import sign
 from cachefs.origin.s3.writing import messages
 from cachefs.origin.s3.writing.writer import S3Writer
-from cachefs.origin.writable import ABSENT, Attributes, Condition, Guarantees, PartTag, Upload
-from cachefs.types import ObjectMeta
+from cachefs.origin.writable import (
+    ABSENT,
+    Attributes,
+    BufferContent,
+    Condition,
+    Guarantees,
+    PartTag,
+    Upload,
+)
+from cachefs.types import Buffer, ObjectMeta
 from tests.servers.told_s3 import Answer, Asked, ToldS3
 
 CREDENTIALS = ReadOnlyCredentials("AKID", "secret", "token")
@@ -553,3 +562,26 @@ async def test_what_new_objects_get_is_stated_wherever_one_is_made(monkeypatch) 
         await writer.copy_part(upload, 2, 0, "a", META, 3)
         await writer.complete(upload, [PartTag(1, 3, '"x"')])
         assert not any(wanted.keys() & asked.headers.keys() for asked in server.asked[-3:])
+
+
+@pytest.mark.parametrize("reads", [0, 5])
+async def test_the_spool_fails_and_not_the_store(
+    monkeypatch: pytest.MonkeyPatch, reads: int
+) -> None:
+    """While the body is hashed, and while it is sent."""
+    left = reads
+
+    class OnBadDisk(BufferContent):
+        is_in_memory = False
+
+        def read(self, offset: int, length: int) -> Buffer:
+            nonlocal left
+            if not left:
+                raise SpoolError("the disk is broken")
+            left -= 1
+            return super().read(offset, length)
+
+    async with told(monkeypatch, lambda _: Answer(b"")) as (server, writer):
+        with pytest.raises(SpoolError, match="the disk is broken"):
+            await writer.put_part(UPLOAD, 1, 0, OnBadDisk(bytes(4 << 20)))
+        assert not server.asked

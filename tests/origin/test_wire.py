@@ -225,6 +225,33 @@ async def test_a_body_that_can_not_be_read(wire: Wire, server: ToldHttp) -> None
     assert not server.requests
 
 
+@pytest.mark.parametrize("change", [-1, 1])
+async def test_a_body_of_another_length(wire: Wire, server: ToldHttp, change: int) -> None:
+    body = Fed(4 << 20, lambda offset, length: bytes(length + change * (offset > 0)))
+    with pytest.raises(OSError, match="another length"):
+        await ask(wire, server, method="PUT", body=body)
+    await wire.workers.idle()
+    assert not server.requests
+
+
+async def test_no_thread_for_a_body(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        accepted: list[socket.socket] = []
+
+        def fail(*_: object) -> None:
+            accepted.append(listener.accept()[0])
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(wire.workers, "begin", fail)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await wire.send(Request("PUT", url, {}, BOUNDS, Route(), fed(bytes(100))))
+        with accepted[0] as connection:
+            connection.settimeout(10)
+            while connection.recv(1000):
+                pass
+
+
 @pytest.mark.parametrize("header", ["", "connection: close\r\n"])
 async def test_an_answer_before_the_body(wire: Wire, nursery: trio.Nursery, header: str) -> None:
     """The server refuses a request after its head, and takes no more of it."""

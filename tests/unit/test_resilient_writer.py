@@ -1,5 +1,7 @@
 """`ResilientWriter` over a writer in memory, on a clock that jumps."""
 
+import errno
+import os
 import random
 from collections.abc import Awaitable, Callable
 
@@ -7,12 +9,19 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from cachefs.errors import ConflictError, OriginBusyError, OriginError, OriginUnavailableError
+from cachefs.errors import (
+    ConflictError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+    SpoolError,
+)
 from cachefs.origin.resilience import Resilience, ResilientOrigin, writing
 from cachefs.origin.resilience.writing import ResilientWriter
 from cachefs.origin.writable import (
     NO_ATTRIBUTES,
     Attributes,
+    BufferContent,
     Condition,
     Content,
     Guarantees,
@@ -207,3 +216,18 @@ async def test_a_write_fails_in_a_long_outage(autojump_clock: MockClock) -> None
             await writer_of(origin).put("a", b"data")
         assert 50 < trio.current_time() - began_at < 90
         nursery.cancel_scope.cancel()
+
+
+async def test_a_disk_that_can_not_be_read_is_no_outage(autojump_clock: MockClock) -> None:
+    class OnBadDisk(BufferContent):
+        def read(self, offset: int, length: int) -> Buffer:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def read_all(content: Content) -> None:
+        content.read(0, content.size_bytes)
+
+    store = Store()
+    store.writer.on_put = read_all
+    with pytest.raises(SpoolError, match="spool's disk: Input/output error"):
+        await writer_of(resilient(store)).put("a", OnBadDisk(b"data"))
+    assert len(store.writer.write_ids) == 1

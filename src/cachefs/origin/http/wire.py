@@ -196,7 +196,7 @@ class Wire:
         transfer = self._start(request, sink, wants_md5)
         failures: list[Exception] = []
         if isinstance(request.body, Fed):
-            self.workers.begin(_feed, transfer, request.body, failures)
+            self._feed(transfer, request.body, failures)
         try:
             is_write = request.method not in ("GET", "HEAD")
             return await self._answer(transfer, sink, is_write, wants_room)
@@ -301,6 +301,13 @@ class Wire:
             self._follow(transfer, sink.follow(lambda: transfer.filled))
         return transfer
 
+    def _feed(self, transfer: Transfer, body: Fed, failures: list[Exception]) -> None:
+        try:
+            self.workers.begin(_feed, transfer, body, failures)
+        except BaseException:  # no thread can be started
+            transfer.cancel()
+            raise
+
     async def _answer(
         self, transfer: Transfer, sink: Sink | None, waits: bool, wants_room: bool
     ) -> Answer:
@@ -378,10 +385,14 @@ def _feed(transfer: Transfer, body: Fed, failures: list[Exception]) -> None:
     offset = 0
     try:
         while offset >= 0:
-            piece = body.read(offset, min(_PIECE_BYTES, body.size_bytes - offset))
+            length = min(_PIECE_BYTES, body.size_bytes - offset)
+            piece = body.read(offset, length)
+            if memoryview(piece).nbytes != length:
+                raise OSError("a body has another length than it was said to have")
             offset = transfer.give(offset, piece)
     except Exception as failure:
         failures.append(failure)
+    finally:  # also if the loop has ended, through which the body is read
         transfer.cancel()
 
 

@@ -22,7 +22,14 @@ from typing import Protocol, TypeVar
 
 import trio
 
-from cachefs.errors import AccessDeniedError, NotOfferedError, OriginError, RefusedError
+from cachefs.errors import (
+    AccessDeniedError,
+    NotOfferedError,
+    OriginError,
+    RefusedError,
+    SpoolError,
+    reason_of,
+)
 from cachefs.origin.resilience.copying import ReadObject, copy_by_hand
 from cachefs.origin.resilience.reading import Transfer
 from cachefs.origin.resilience.settings import Resilience
@@ -78,7 +85,8 @@ class _Writing(Transfer):
 
 
 class _WatchedContent(Content):
-    """Reports when bytes are taken to be sent. Created on the loop."""
+    """Reports when bytes are taken to be sent. Created on the loop. A disk here that can't give
+    them is no outage of the origin, so nothing is tried again."""
 
     def __init__(self, content: Content, on_progress: Callable[[], None]) -> None:
         self.size_bytes = content.size_bytes
@@ -89,8 +97,15 @@ class _WatchedContent(Content):
         self._told_at = time.monotonic()
 
     def read(self, offset: int, length: int) -> Buffer:
-        """See `Content.read`."""
-        data = self._content.read(offset, length)
+        """See `Content.read`. Raises `SpoolError` for an error of the disk."""
+        try:
+            data = self._content.read(offset, length)
+        except OSError as error:
+            if error.errno is None:  # what is written has changed meanwhile
+                raise
+            raise SpoolError(
+                f"the bytes to be written can't be read from the spool's disk: {reason_of(error)}"
+            ) from error
         now = time.monotonic()
         if now >= self._told_at + _TELL_EVERY_S:
             self._told_at = now

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from botocore.credentials import ReadOnlyCredentials
 
-from cachefs.errors import BadDataError, OriginError
+from cachefs.errors import BadDataError, OriginError, SpoolError
 from cachefs.log import warn_once
 from cachefs.origin.http._engine import Transfer
 from cachefs.origin.http.system_cas import system_cas
@@ -238,7 +238,7 @@ class BucketReader:
                 sha256, md5 = await self._digests(wanted, wanted.content, credentials is not None)
             request = _request(place, self._route(place), credentials, wanted, sha256, md5)
             return await self._wire.send(request, wanted.sink, wanted.wants_md5, wanted.wants_room)
-        except OriginError:
+        except (OriginError, SpoolError):  # the second of what reads the body
             raise
         except TooLongAnswerError:
             raise BadDataError(
