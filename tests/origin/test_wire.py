@@ -308,6 +308,25 @@ async def test_a_slow_reader_of_a_body_is_no_silence(wire: Wire, server: ToldHtt
     assert answer.status == 200
 
 
+async def test_what_was_read_and_is_sent_later_counts(wire: Wire, nursery: trio.Nursery) -> None:
+    seen: list[str] = []
+    body = fed(bytes(6 << 20), lambda: seen.append("read"))
+
+    async def take_slowly(stream: trio.SocketStream) -> None:
+        _, _, begin = (await stream.receive_some(65536)).partition(b"\r\n\r\n")
+        left = (6 << 20) - len(begin)
+        while left:
+            left -= len(await stream.receive_some(min(left, 65536)))
+            await trio.sleep(0.005)
+        await stream.send_all(told(b""))
+
+    url = await serving(nursery, take_slowly)
+    sent = body._replace(on_sent=lambda: seen.append("sent"))
+    await wire.send(Request("PUT", url, {}, BOUNDS, Route(), sent))
+    assert seen[-1] == "sent"
+    nursery.cancel_scope.cancel()
+
+
 async def test_the_end_of_the_wire_ends_the_readers_of_bodies(server: ToldHttp) -> None:
     server.pieces = [trio.Event()]
     wire, read = Wire(1, 4), threading.Event()

@@ -231,3 +231,16 @@ async def test_a_disk_that_can_not_be_read_is_no_outage(autojump_clock: MockCloc
     with pytest.raises(SpoolError, match="spool's disk: Input/output error"):
         await writer_of(resilient(store)).put("a", OnBadDisk(b"data"))
     assert len(store.writer.write_ids) == 1
+
+
+async def test_bytes_that_are_sent_long_after_they_were_read(autojump_clock: MockClock) -> None:
+    async def send(content: Content) -> None:
+        content.read(0, content.size_bytes)
+        for _ in range(PIECES):
+            await trio.sleep(SETTINGS.write_request_s / 2)
+            content.note_sent()
+
+    store = Store()
+    store.writer.on_put = send
+    await writer_of(resilient(store)).put("a", b"data")
+    assert len(store.writer.write_ids) == 1

@@ -62,6 +62,10 @@ class Content(ABC):
         """Return exactly `length` bytes at `offset`. May block. Raises `OSError`, also if the bytes
         end before."""
 
+    def note_sent(self) -> None:  # noqa: B027 - most have nothing to note
+        """Note that bytes were sent since the last call. Some origins call it, on the loop: what
+        was read may take long to be sent."""
+
 
 class BufferContent(Content):
     """The bytes of a buffer. It must not change before the call that writes it has returned."""

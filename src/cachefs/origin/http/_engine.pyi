@@ -81,6 +81,10 @@ class Transfer:
         """How many bytes the sink has by now."""
 
     @property
+    def sent(self) -> int:
+        """How many bytes of the body were sent by now, on the present connection."""
+
+    @property
     def is_ended(self) -> bool:
         """Whether `Engine.collect` has returned it for the last time."""
 

@@ -110,6 +110,7 @@ struct transfer {
     bool is_replied;    /* the kernel has its answer */
     bool was_kept;      /* the connection had served another request before */
     _Atomic size_t filled; /* what the sink has; may be read at any time */
+    _Atomic size_t sent;   /* what the kernel has of the body; the same */
 
     /* Used by the thread alone. */
     struct worker *worker;
@@ -118,7 +119,6 @@ struct transfer {
     size_t skip_bytes; /* of the body, before what the sink receives */
     bool stops_when_full;
     size_t body_position; /* of what libcurl takes next, if a thread gives it */
-    curl_off_t sent_bytes; /* of the body, to the kernel */
     uint64_t began_ms; /* when `total_ms` began */
     uint64_t moved_ms; /* when bytes moved last */
     bool is_sent, is_repeated; /* see `transfer_goes_again` */

@@ -367,9 +367,10 @@ static PyObject *Transfer_give(TransferObject *self, PyObject *args) {
         return next;
     }
     Py_DECREF(next);
-    PyBuffer_Release(&self->body); /* the piece before */
+    Py_buffer before = self->body;
     self->body = piece;
     engine_feed(self->transfer);
+    PyBuffer_Release(&before);
     offset += piece.len;
     bool is_last = (size_t)offset == self->transfer->body_bytes;
     return is_last ? wait_for_turn(self, offset) : PyLong_FromSsize_t(offset);
@@ -378,6 +379,11 @@ static PyObject *Transfer_give(TransferObject *self, PyObject *args) {
 static PyObject *Transfer_filled(TransferObject *self, void *none) {
     (void)none;
     return PyLong_FromSize_t(atomic_load_explicit(&self->transfer->filled, memory_order_acquire));
+}
+
+static PyObject *Transfer_sent(TransferObject *self, void *none) {
+    (void)none;
+    return PyLong_FromSize_t(atomic_load(&self->transfer->sent));
 }
 
 static PyObject *Transfer_is_ended(TransferObject *self, void *none) {
@@ -521,6 +527,7 @@ static PyMethodDef transfer_methods[] = {
 
 static PyGetSetDef transfer_fields[] = {
     {"filled", (getter)Transfer_filled, NULL, NULL, NULL},
+    {"sent", (getter)Transfer_sent, NULL, NULL, NULL},
     {"is_ended", (getter)Transfer_is_ended, NULL, NULL, NULL},
     {"status", (getter)Transfer_status, NULL, NULL, NULL},
     {"head", (getter)Transfer_head, NULL, NULL, NULL},

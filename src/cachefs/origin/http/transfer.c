@@ -411,8 +411,8 @@ static int note_progress(void *data, curl_off_t down, curl_off_t down_now, curl_
                          curl_off_t up_now) {
     struct transfer *transfer = data;
     (void)down, (void)down_now, (void)up;
-    if (up_now != transfer->sent_bytes) transfer->moved_ms = now_ms();
-    transfer->sent_bytes = up_now;
+    if (atomic_exchange(&transfer->sent, (size_t)up_now) != (size_t)up_now)
+        transfer->moved_ms = now_ms();
     return 0;
 }
 

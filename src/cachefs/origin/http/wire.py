@@ -94,10 +94,12 @@ class Bounds(NamedTuple):
 class Fed(NamedTuple):
     """A body that a thread reads piece by piece while it is sent. `read` returns exactly as many
     bytes at an offset as it is asked for; it may block. What it raises ends the request, and
-    `Wire.send` raises it."""
+    `Wire.send` raises it. `on_sent` is called on the loop every `_FOLLOW_S` while bytes are
+    sent."""
 
     size_bytes: int
     read: Callable[[int, int], Buffer]
+    on_sent: Callable[[], None] | None = None
 
 
 class Request(NamedTuple):
@@ -195,9 +197,9 @@ class Wire:
         for what can't be sent, and any exception of `sink`."""
         transfer = self._start(request, sink, wants_md5)
         failures: list[Exception] = []
-        if isinstance(request.body, Fed):
-            self._feed(transfer, request.body, failures)
         try:
+            if isinstance(request.body, Fed):
+                self._feed(transfer, request.body, failures)
             is_write = request.method not in ("GET", "HEAD")
             return await self._answer(transfer, sink, is_write, wants_room)
         except ConnectionError:
@@ -299,6 +301,8 @@ class Wire:
         )
         if sink is not None and sink.follow is not None:
             self._follow(transfer, sink.follow(lambda: transfer.filled))
+        elif isinstance(request.body, Fed) and request.body.on_sent is not None:
+            self._follow(transfer, request.body.on_sent)
         return transfer
 
     def _feed(self, transfer: Transfer, body: Fed, failures: list[Exception]) -> None:
@@ -361,9 +365,9 @@ class Wire:
         while self._followed:
             await trio.sleep(_FOLLOW_S)
             for transfer, moved in list(self._followed.items()):
-                filled = transfer.filled
-                if filled > seen.get(transfer, 0):
-                    seen[transfer] = filled
+                count = transfer.filled or transfer.sent
+                if count != seen.get(transfer, 0):
+                    seen[transfer] = count
                     moved()
             seen = {
                 transfer: count for transfer, count in seen.items() if transfer in self._followed

@@ -6,7 +6,8 @@ as for reads. The ids of writes are chosen here, outside the tries, so that a tr
 work of an earlier one.
 
 **Deadlines.** A write fails if nothing has moved for `Resilience.write_timeout_s`, and a request if
-nothing has moved for `write_request_s`. Both restart while the worker thread takes bytes to send.
+nothing has moved for `write_request_s`. Both restart while a thread reads bytes to send them, and
+at S3 also while they are sent: on a slow line, what was read last may take longer than that.
 A store may take minutes to copy a large object or to join thousands of parts, and sends nothing
 meanwhile; such requests have `assembly_s`.
 
@@ -112,6 +113,11 @@ class _WatchedContent(Content):
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._on_progress, idempotent=True)
         return data
+
+    def note_sent(self) -> None:
+        """See `Content.note_sent`."""
+        self._on_progress()
+        self._content.note_sent()
 
 
 class ResilientWriter(WritableOrigin):

@@ -42,7 +42,7 @@ def sent_as(content: Content) -> Buffer | Fed:
     """Return the body of a request: the bytes, or for many of them what a thread reads."""
     if is_short(content):
         return content.read(0, content.size_bytes)
-    return Fed(content.size_bytes, content.read)
+    return Fed(content.size_bytes, content.read, content.note_sent)
 
 
 def is_short(content: Content) -> bool:

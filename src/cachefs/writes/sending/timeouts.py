@@ -92,3 +92,8 @@ class MovingContent(Content):
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._on_moved, idempotent=True)
         return data
+
+    def note_sent(self) -> None:
+        """See `Content.note_sent`."""
+        if time.monotonic() >= self._tell_at:
+            self._on_moved()
