@@ -12,7 +12,6 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 
 import pytest
 import trio
@@ -415,18 +414,6 @@ async def test_an_empty_object(wire: Wire, server: ToldHttp) -> None:
     sink = Into(0, GoOn())
     assert (await ask(wire, server, sink)).filled_bytes == 0
     assert len(sink.asked) == 1
-
-
-async def test_a_file_as_sink(wire: Wire, server: ToldHttp, tmp_path: Path) -> None:
-    sink = Into(decision=GoOn())
-    with (tmp_path / "f").open("w+b") as file:
-        sink.room = (file.fileno(), 10, len(BODY))  # type: ignore[assignment]
-        assert (await ask(wire, server, sink)).filled_bytes == len(BODY)
-        assert file.read() == bytes(10) + BODY
-    with Path("/dev/full").open("w+b", buffering=0) as full:
-        sink.room = (full.fileno(), 0, len(BODY))  # type: ignore[assignment]
-        with pytest.raises(OSError, match="can't be stored"):
-            await ask(wire, server, sink)
 
 
 async def test_errors_have_their_bodies(wire: Wire, server: ToldHttp) -> None:

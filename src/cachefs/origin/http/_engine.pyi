@@ -1,7 +1,7 @@
 """The compiled part. engine.h describes how it works.
 
-No function waits, except `Engine.close` and `Transfer.give`. A descriptor is duplicated, and a
-buffer is held until the transfer has ended, so the caller may drop both at once.
+No function waits, except `Engine.close` and `Transfer.give`. A buffer is held until the transfer
+has ended, so the caller may drop it at once.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Any, final
 
 from typing_extensions import Buffer
 
-from cachefs.origin.http.wire import Expected, FilePart
+from cachefs.origin.http.wire import Expected
 
 def md5_of_each(buffers: Iterable[Buffer], /) -> list[bytes]:
     """Return the MD5 of each buffer. Releases the interpreter's lock. Raises `BufferError` for a
@@ -24,7 +24,7 @@ class Engine:
         url: str,
         headers: tuple[str, ...],
         body: Buffer | int | None,
-        sink: Buffer | FilePart | None,
+        sink: Buffer | None,
         expected: Expected | None,
         wants_md5: bool,
         reply: tuple[int, int, int, bytes | None] | None,

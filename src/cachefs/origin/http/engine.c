@@ -18,7 +18,7 @@
 #define ASLEEP_MS 60000
 #define HASHED_AT_A_TIME 64
 /* The reader of the list sleeps until so many patient transfers have ended, or one so long ago. It
- * costs 50 us to wake it. */
+ * costs some 50 us to wake it. */
 #define PATIENT_MOST 8
 #define PATIENT_MS 2
 
@@ -166,8 +166,7 @@ void engine_feed(struct transfer *transfer) {
     command(transfer);
 }
 
-/* Compute the MD5s of what has ended, several at a time, and tell of all of it. A file that was a
- * sink has none. */
+/* Compute the MD5s of what has ended, several at a time, and tell of all of it. */
 static void publish(struct worker *worker) {
     struct engine *engine = worker->engine;
     struct md5_message messages[HASHED_AT_A_TIME];
@@ -175,7 +174,7 @@ static void publish(struct worker *worker) {
     for (int at = 0; at < worker->ended_count; at++) {
         struct transfer *each = worker->ended[at];
         struct md5_message message = {.number = at};
-        if (!each->wants_md5 || each->end != END_DONE || each->sink_fd >= 0) continue;
+        if (!each->wants_md5 || each->end != END_DONE) continue;
         message.bytes = each->has_sink ? each->room : (const uint8_t *)each->answer.bytes;
         message.size_bytes = each->has_sink ? atomic_load(&each->filled) : each->answer.size_bytes;
         messages[count++] = message;

@@ -54,7 +54,6 @@ enum end {
     END_NO_TLS,    /* the server does not speak TLS */
     END_OLD_TLS,   /* it speaks only versions before 1.2 */
     END_NO_CAS,    /* the file with the CAs can't be read, or has none */
-    END_SINK,      /* the body of the answer can't be stored: `detail` is the errno */
     END_FAILED,    /* anything else; `detail` is libcurl's code */
 };
 
@@ -79,8 +78,6 @@ struct transfer {
     /* Where the body of an object goes. With no sink, it is collected as that of any other answer. */
     bool has_sink;
     uint8_t *room;
-    int sink_fd; /* owned, or -1 */
-    off_t sink_offset;
     size_t room_bytes;
     bool is_patient; /* the reader of the list may be woken for it PATIENT_MS later */
     bool wants_md5; /* of the body, in the sink or collected */

@@ -6,7 +6,6 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <fcntl.h>
 
 #include "engine.h"
 #include "python_md5.h"
@@ -98,23 +97,6 @@ static bool set_expected(struct transfer *transfer, PyObject *expected) {
     return true;
 }
 
-/* Take (descriptor, offset, length), and duplicate the descriptor. */
-static bool set_file(PyObject *file, int *fd, off_t *offset, size_t *bytes) {
-    int given;
-    long long from;
-    Py_ssize_t length;
-    if (!PyArg_ParseTuple(file, "iLn", &given, &from, &length)) return false;
-    if (from < 0 || length < 0) {
-        PyErr_SetString(PyExc_ValueError, "an offset or a length is negative");
-        return false;
-    }
-    *offset = from;
-    *bytes = length;
-    *fd = fcntl(given, F_DUPFD_CLOEXEC, 0);
-    if (*fd < 0) PyErr_SetFromErrno(PyExc_OSError);
-    return *fd >= 0;
-}
-
 static bool set_ends(TransferObject *self, PyObject *body, PyObject *sink) {
     struct transfer *transfer = self->transfer;
     transfer->has_body = body != Py_None;
@@ -132,8 +114,6 @@ static bool set_ends(TransferObject *self, PyObject *body, PyObject *sink) {
         transfer->body = self->body.buf;
         transfer->body_bytes = self->body.len;
     }
-    if (PyTuple_Check(sink))
-        return set_file(sink, &transfer->sink_fd, &transfer->sink_offset, &transfer->room_bytes);
     if (!transfer->has_sink) return true;
     if (PyObject_GetBuffer(sink, &self->sink, PyBUF_WRITABLE) < 0) return false;
     transfer->room = self->sink.buf;

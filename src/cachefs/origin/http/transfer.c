@@ -213,26 +213,6 @@ static size_t collect(struct transfer *transfer, const char *bytes, size_t count
     return count;
 }
 
-static bool store(struct transfer *transfer, const char *bytes, size_t count) {
-    size_t filled = atomic_load_explicit(&transfer->filled, memory_order_relaxed);
-    if (transfer->sink_fd < 0) {
-        memcpy(transfer->room + filled, bytes, count);
-        return true;
-    }
-    while (count) {
-        ssize_t written = pwrite(transfer->sink_fd, bytes, count, transfer->sink_offset + filled);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) {
-            fail(transfer, END_SINK, written ? errno : EIO);
-            return false;
-        }
-        bytes += written;
-        filled += written;
-        count -= written;
-    }
-    return true;
-}
-
 static size_t take_body(char *bytes, size_t size, size_t count, void *data) {
     struct transfer *transfer = data;
     size_t all = size * count, left = all;
@@ -248,7 +228,7 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *data) {
     }
     size_t filled = atomic_load_explicit(&transfer->filled, memory_order_relaxed);
     size_t room = transfer->room_bytes - filled, stored = left < room ? left : room;
-    if (stored && !store(transfer, bytes, stored)) return 0;
+    if (stored) memcpy(transfer->room + filled, bytes, stored);
     atomic_store_explicit(&transfer->filled, filled + stored, memory_order_release);
     if (stored == left) return all;
     return fail(transfer, transfer->stops_when_full ? END_DONE : END_TOO_LONG, 0);
@@ -586,7 +566,7 @@ void transfer_conclude(struct transfer *transfer, CURLcode code) {
 struct transfer *transfer_new(void) {
     struct transfer *transfer = calloc(1, sizeof *transfer);
     if (transfer == NULL) return NULL;
-    transfer->sink_fd = transfer->early_fd = transfer->opened_fd = -1;
+    transfer->early_fd = transfer->opened_fd = -1;
     pthread_mutex_init(&transfer->piece_lock, NULL);
     pthread_cond_init(&transfer->piece_taken, NULL);
     return transfer;
@@ -613,7 +593,6 @@ void transfer_free(struct transfer *transfer) {
     }
     pthread_cond_destroy(&transfer->piece_taken);
     pthread_mutex_destroy(&transfer->piece_lock);
-    if (transfer->sink_fd >= 0) close(transfer->sink_fd);
     free(transfer->head.bytes);
     free(transfer->answer.bytes);
     free(transfer);

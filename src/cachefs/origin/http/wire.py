@@ -23,8 +23,6 @@ from cachefs.origin.http._engine import Engine, Room, Transfer
 from cachefs.types import Reply
 from cachefs.workers import Workers
 
-FilePart = tuple[int, int, int]
-"""Descriptor, offset and length. The engine duplicates the descriptor."""
 Expected = tuple[int, tuple[tuple[str, str], ...]]
 """A status, and headers (small names) with their values."""
 
@@ -54,7 +52,6 @@ class End(enum.IntEnum):
     NO_TLS = enum.auto()
     OLD_TLS = enum.auto()
     NO_CAS = enum.auto()
-    SINK = enum.auto()
     FAILED = enum.auto()
 
 
@@ -125,7 +122,7 @@ class Sink(Protocol):
     """Takes the body of an object. All of it is used on the loop."""
 
     @property
-    def room(self) -> Buffer | FilePart:
+    def room(self) -> Buffer:
         """Where the bytes go. The engine may write there until the transfer has ended, also after
         the caller was cancelled."""
 
@@ -546,7 +543,5 @@ def failure(end: End, detail: int) -> Exception:
             failed = ssl.SSLError()
             failed.reason = _TLS_REASONS[end]
             return failed
-        case End.SINK:
-            return OSError(detail, "the bytes can't be stored here")
         case _:
             return ConnectionError(f"{end.name.lower()} ({detail})")

@@ -270,11 +270,10 @@ class ObjectStoreOrigin(Origin):
         """See `Origin.begin_read`. Costs one GET."""
         if not is_strong(meta.version) or self.versions.are_by_time or not self.reads_many:
             return False
-        asked = self.counters
 
         def take(data: memoryview | None, first_byte_s: float) -> None:
             if data is not None:
-                asked.get_bytes += data.nbytes
+                self.counters.get_bytes += data.nbytes
                 self.quickest_s = min(self.quickest_s or first_byte_s, first_byte_s)
             self._note_quick_read(data is not None)
             on_read(data)
@@ -286,7 +285,7 @@ class ObjectStoreOrigin(Origin):
         md5 = self._md5_of(meta)
         if not objects.begin_get(self._reader, key, meta, md5, take, self._rest, reply):
             return False
-        asked.gets += 1
+        self.counters.gets += 1
         return True
 
     def send(self, data: memoryview, reply: Reply, on_sent: Callable[[bool], None]) -> bool:
