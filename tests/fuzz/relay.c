@@ -46,7 +46,7 @@ static void set_up(void) {
     if (table_fd < 0 || slab_fd < 0 || ftruncate(slab_fd, SLAB_BYTES) < 0 ||
         rt_open(&writer, table_fd) != 0 || socketpair(AF_UNIX, SOCK_SEQPACKET, 0, device) < 0)
         abort();
-    relay = relay_new(device[0], table_fd, 4, false, &error);
+    relay = relay_new(device[0], table_fd, 4, false, true, &error);
     if (relay == NULL || reads_init() < 0) abort();
     reads_begin(device[0]);
 }
@@ -56,7 +56,8 @@ static void request(struct input *in, struct worker *worker) {
     struct fuse_in_header *header = (struct fuse_in_header *)worker->request;
     static const uint32_t opcodes[] = {FUSE_READ,    FUSE_READDIR,      FUSE_INIT,  FUSE_OPEN,
                                        FUSE_FORGET,  FUSE_BATCH_FORGET, FUSE_IOCTL, FUSE_INTERRUPT,
-                                       FUSE_LOOKUP,  FUSE_READDIRPLUS,  FUSE_FLUSH, FUSE_DESTROY};
+                                       FUSE_LOOKUP,  FUSE_READDIRPLUS,  FUSE_FLUSH, FUSE_DESTROY,
+                                       FUSE_RELEASE};
     uint8_t opcode = (uint8_t)number(in, 1);
     size_t body = number(in, 1);
     memset(worker->request, 0xa5, sizeof *header + 4096); /* what an earlier request left */
@@ -101,10 +102,14 @@ static void start_anew(void) {
     header.total_bytes = writer.total_bytes;
     *writer.header = header;
     rt_begin_epoch(&writer);
+    /* OPENs are answered, but the registration of a file fails: the device is a socket. */
+    PUT(writer.header->opens_state, RT_OPENS_ON);
+    PUT(writer.header->passes_through, 1);
     memset((void *)writer.users, 0, RT_USERS * sizeof *writer.users);
     for (uint32_t file = 0; file < 4; file++) {
         relay_set_file(relay, file, dup(slab_fd), file & 1);
         rt_revive(&writer, file);
+        rt_mark_whole(&writer, file, true);
     }
     relay_detach(relay);
     pthread_mutex_lock(&relay->lock);

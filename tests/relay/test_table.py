@@ -1,5 +1,6 @@
 """The table that daemon and relay share (docs/formats/relay_table.md)."""
 
+import errno
 import mmap
 import os
 import random
@@ -26,6 +27,7 @@ HEADER = struct.Struct("<8sIIQQQ")
 ENTRY = struct.Struct("<IIQIIIIQ")
 SUMS = struct.Struct("<Q128I")
 MIB = 1 << 20
+FILES = 1 << 20
 INO = 0x1122334455
 SUM = 0xFEDCBA9876543210
 
@@ -48,14 +50,49 @@ def test_golden_bytes(memory: int, table: _relay.Table) -> None:
     table.publish(0x1122334455, 6, 3, 512 * 9, 100_000, True, SUM)
     with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as view:
         magic, format_, ways, entries, total, epoch = HEADER.unpack_from(view)
-        assert (magic, format_, ways, entries) == (b"cachefsR", 2, 8, ENTRIES)
+        assert (magic, format_, ways, entries) == (b"cachefsR", 3, 8, ENTRIES)
         assert total == len(view) == os.fstat(memory).st_size
         assert epoch == 2
-        first = total - ENTRIES * ENTRY.size  # the entries come last
+        first = total - FILES - ENTRIES * ENTRY.size
         used = [
-            fields for fields in struct.iter_unpack(ENTRY.format, view[first:]) if fields[0] != 0
+            fields
+            for fields in struct.iter_unpack(ENTRY.format, view[first:-FILES])
+            if fields[0] != 0
         ]
         assert used == [(2, 6, 0x1122334455, 3, 9, 100_000 | 1 << 31, 1, SUM)]
+
+
+def test_golden_bytes_of_passthrough(memory: int, table: _relay.Table) -> None:
+    with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as view:
+        whole = len(view) - FILES  # the last part
+        table.pass_through(True)
+        table.revive(3)
+        table.mark_whole(3, True)
+        assert view[2704:2736] == b"\1" + bytes(31)
+        assert view[whole : whole + 5] == b"\0\0\0\1\0"
+        table.withdraw_file(3)
+        assert view[whole + 3] == 0
+        table.mark_whole(4, True)
+        _relay.Table(memory)
+        assert view[2704:2736] == bytes(32)
+        assert view[whole : whole + 5] == bytes(5)
+
+
+def test_a_table_of_the_format_before(memory: int) -> None:
+    """Of a supervisor that began before an upgrade."""
+    size = os.fstat(memory).st_size - FILES
+    os.truncate(memory, size)
+    os.pwrite(memory, HEADER.pack(b"cachefsR", 2, 8, ENTRIES, size, 2), 0)
+    table = _relay.Table(memory)
+    table.revive(3)
+    table.publish(INO, 0, 3, 0, 1000, True, SUM)
+    table.mark_whole(3, True)
+    table.pass_through(True)
+    assert table.find(INO, 0) == (3, 0, 1000, True)
+    table.withdraw_file(3)
+    assert table.find(INO, 0) is None
+    counters = table.counters()
+    assert (counters["opens_state"], counters["through_error"]) == (2, errno.ENOSYS)
 
 
 def test_golden_bytes_of_sums(memory: int, table: _relay.Table) -> None:
@@ -65,7 +102,9 @@ def test_golden_bytes_of_sums(memory: int, table: _relay.Table) -> None:
     table.note_sums(checksum, block)
     with mmap.mmap(memory, 0, prot=mmap.PROT_READ) as view:
         assert view[648:652] == b"\1\0\0\0"
-        first = len(view) - ENTRIES * ENTRY.size - -(-ENTRIES // 4 * SUMS.size // PAGE) * PAGE
+        first = (
+            len(view) - FILES - ENTRIES * ENTRY.size - -(-ENTRIES // 4 * SUMS.size // PAGE) * PAGE
+        )
         whole, *parts = SUMS.unpack_from(view, first + checksum % (ENTRIES // 4) * SUMS.size)
     assert whole == checksum
     assert parts == [

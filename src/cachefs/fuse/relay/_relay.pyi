@@ -21,6 +21,10 @@ def accept_writes() -> None:
     by SETATTR, keeps its pages when the mtime changes, and writes at most 128 KiB at a time. The
     pid of a request that the kernel sends again and that must not be done twice has bit 30 set."""
 
+def pass_through() -> None:
+    """Negotiate passthrough in the answer to INIT of all later sessions, if the kernel offers it.
+    Not for a writable mount."""
+
 def connect(requests_fd: int, device_fd: int, takes_notices: bool, /) -> None:
     """Connect the next session of pyfuse3 to the relay, whatever its mountpoint.
 
@@ -79,11 +83,20 @@ class Relay:
     can_resend: bool
     """Whether the kernel can send unanswered requests again (Linux 6.9). False before INIT."""
 
-    def __init__(self, device_fd: int, table_fd: int, threads: int, writable: bool = False) -> None:
+    def __init__(
+        self,
+        device_fd: int,
+        table_fd: int,
+        threads: int,
+        writable: bool = False,
+        passthrough: bool = False,
+    ) -> None:
         """Make a relay without starting it. Raises `OSError`.
 
         `device_fd` becomes non-blocking, stays the caller's, and must stay open. `table_fd` may be
-        closed afterwards. At most `threads` - 1 reads wait for disks at a time.
+        closed afterwards. At most `threads` - 1 reads wait for disks at a time. With `passthrough`,
+        the relay answers OPEN if the kernel can read whole files directly, and the mount is not
+        writable.
         """
 
     def start(self) -> None:
@@ -160,7 +173,8 @@ class Table:
     def __init__(self, fd: int) -> None:
         """Begin a new epoch: the relay serves nothing that was published before.
 
-        Raises `ValueError` for a table of another format. The caller may close `fd` afterwards.
+        Raises `ValueError` for a table of a format that is neither this one nor the one before. The
+        caller may close `fd` afterwards.
         """
 
     def publish(
@@ -197,6 +211,18 @@ class Table:
 
     def withdraw_file(self, file: int, /) -> None:
         """Stop serving blocks of this file. Must come before it is changed, deleted or closed."""
+
+    def mark_whole(self, file: int, whole: bool, /) -> None:
+        """Say whether the bytes of a file are exactly the content of the inode whose block 0 is
+        published at its start: complete and verified.
+
+        The kernel may then read the file directly, at any later time, too. So the bytes of such a
+        file must never change again, even after `withdraw_file`: it may only be unlinked.
+        """
+
+    def pass_through(self, allowed: bool, /) -> None:
+        """Set whether files may be passed through when they are opened. Open files stay as they
+        are."""
 
     def find(self, ino: int, block: int, /) -> tuple[int, int, int, bool] | None:
         """Return what the relay would find: file, offset, length, is_last. None if nothing."""
@@ -247,7 +273,10 @@ class Table:
 
     def counters(self) -> dict[str, int]:
         """Return the counters since the mount began: hits, hit_bytes, forwarded, missed, waited,
-        late, changed, unnoted, hit_ns. `struct rt_header` in table.h describes each.
+        late, changed, unnoted, hit_ns, opens, opens_through; and two states: opens_state (0: no
+        file was opened yet, 1: OPEN is answered, 2: it is not) and through_error, an errno (ENOSYS:
+        the relay is of an earlier version).
+        `struct rt_header` in table.h describes each.
         """
 
     def hit_times(self) -> list[int]:

@@ -21,8 +21,6 @@
 #define SEQUENTIAL_BYTES (512u << 10) /* a READ of this size or more counts as sequential */
 #define AHEAD_BLOCKS 4         /* distance of read-ahead */
 
-#define ON_DISK (1u << 31)       /* flag in `files`: a read may wait for a disk, and its bytes are compared */
-
 enum { IDLE, WAITING, HANDED_OVER };
 
 /* The part of a READ that lies in one block. */
@@ -66,12 +64,6 @@ static ssize_t locate(struct relay *relay, uint64_t ino, uint64_t offset, uint32
     }
     return done;
 }
-
-static uint64_t opened_file(struct relay *relay, uint32_t file) {
-    return atomic_load_explicit(&relay->files[file], memory_order_acquire);
-}
-
-static int fd_of(uint64_t opened) { return (int)(opened & (ON_DISK - 1)) - 1; }
 
 /* True if the relay has all files of the pieces open. */
 static bool are_open(struct relay *relay, const struct piece *pieces, int count) {

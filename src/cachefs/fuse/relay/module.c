@@ -77,6 +77,13 @@ static PyObject *accept_writes(PyObject *module, PyObject *none) {
     Py_RETURN_NONE;
 }
 
+static PyObject *pass_through(PyObject *module, PyObject *none) {
+    (void)module;
+    (void)none;
+    session_pass_through();
+    Py_RETURN_NONE;
+}
+
 static PyObject *request_process(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
@@ -112,6 +119,7 @@ static PyMethodDef functions[] = {
     {"read_answered", read_answered, METH_O, NULL},
     {"return_read", return_read, METH_O, NULL},
     {"accept_writes", accept_writes, METH_NOARGS, NULL},
+    {"pass_through", pass_through, METH_NOARGS, NULL},
     {"request_process", request_process, METH_NOARGS, NULL},
     {"request_caller", request_caller, METH_NOARGS, NULL},
     {"is_connected", is_connected, METH_NOARGS, NULL},

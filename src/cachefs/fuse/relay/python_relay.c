@@ -14,13 +14,13 @@ typedef struct {
 } RelayObject;
 
 static int Relay_init(RelayObject *self, PyObject *args, PyObject *kwds) {
-    static char *names[] = {"device_fd", "table_fd", "threads", "writable", NULL};
-    int device, table, error, writable = false;
+    static char *names[] = {"device_fd", "table_fd", "threads", "writable", "passthrough", NULL};
+    int device, table, error, writable = false, passthrough = false;
     unsigned threads;
-    if (!PyArg_ParseTupleAndKeywords(args, kwds, "iiI|p", names, &device, &table, &threads,
-                                     &writable))
+    if (!PyArg_ParseTupleAndKeywords(args, kwds, "iiI|pp", names, &device, &table, &threads,
+                                     &writable, &passthrough))
         return -1;
-    self->relay = relay_new(device, table, threads, writable, &error);
+    self->relay = relay_new(device, table, threads, writable, passthrough, &error);
     if (self->relay == NULL) {
         os_error(error);
         return -1;

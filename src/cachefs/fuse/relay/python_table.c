@@ -107,6 +107,21 @@ static PyObject *Table_withdraw_file(TableObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *Table_mark_whole(TableObject *self, PyObject *args) {
+    unsigned long file;
+    int whole;
+    if (!PyArg_ParseTuple(args, "kp", &file, &whole) || !is_place(file, 0)) return NULL;
+    rt_mark_whole(&self->table, (uint32_t)file, whole);
+    Py_RETURN_NONE;
+}
+
+static PyObject *Table_pass_through(TableObject *self, PyObject *args) {
+    int allowed;
+    if (!PyArg_ParseTuple(args, "p", &allowed)) return NULL;
+    atomic_store(&self->table.header->passes_through, (uint32_t)allowed);
+    Py_RETURN_NONE;
+}
+
 static PyObject *Table_find(TableObject *self, PyObject *args) {
     unsigned long long ino;
     unsigned long block;
@@ -229,10 +244,14 @@ static PyObject *Table_take_file_hits(TableObject *self, PyObject *args) {
 static PyObject *Table_counters(TableObject *self, PyObject *none) {
     (void)none;
     struct rt_header *h = self->table.header;
+    bool is_older = self->table.whole == NULL; /* that relay knows nothing of passthrough */
+    unsigned state = is_older ? RT_OPENS_OFF : atomic_load(&h->opens_state);
+    unsigned error = is_older ? ENOSYS : atomic_load(&h->through_error);
 #define COUNT(name) #name, (unsigned long long)atomic_load(&h->name)
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsK}", COUNT(hits), COUNT(hit_bytes), COUNT(forwarded),
-                         COUNT(missed), COUNT(waited), COUNT(late), COUNT(changed), COUNT(unnoted),
-                         COUNT(hit_ns));
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsIsI}", COUNT(hits), COUNT(hit_bytes),
+                         COUNT(forwarded), COUNT(missed), COUNT(waited), COUNT(late),
+                         COUNT(changed), COUNT(unnoted), COUNT(hit_ns), COUNT(opens),
+                         COUNT(opens_through), "opens_state", state, "through_error", error);
 #undef COUNT
 }
 
@@ -258,6 +277,8 @@ static PyMethodDef table_methods[] = {
     {"set_unsent", (PyCFunction)Table_set_unsent, METH_VARARGS, NULL},
     {"revive", (PyCFunction)Table_revive, METH_VARARGS, NULL},
     {"withdraw_file", (PyCFunction)Table_withdraw_file, METH_VARARGS, NULL},
+    {"mark_whole", (PyCFunction)Table_mark_whole, METH_VARARGS, NULL},
+    {"pass_through", (PyCFunction)Table_pass_through, METH_VARARGS, NULL},
     {"find", (PyCFunction)Table_find, METH_VARARGS, NULL},
     {"drain", (PyCFunction)Table_drain, METH_VARARGS, NULL},
     {"pause", (PyCFunction)Table_pause, METH_VARARGS, NULL},

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "cached_reads.h"
 #include "forwarding.h"
+#include "opens.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -39,8 +40,13 @@ static void handle(struct worker *worker, size_t length) {
         if (answer_read(worker, request, length)) return;
         ADD(relay->table.header->missed, 1);
         break;
-    case FUSE_OPEN:      /* ENOSYS: the kernel sends each of these only once per mount */
-    case FUSE_OPENDIR:
+    case FUSE_OPEN:
+        answer_open(relay, request, length);
+        return;
+    case FUSE_RELEASE:   /* without passthrough only of files that CREATE has opened */
+        answer_release(relay, in);
+        return;
+    case FUSE_OPENDIR:   /* ENOSYS: the kernel sends each of these only once per mount */
     case FUSE_FSYNCDIR:
         reply(relay, in->unique, -ENOSYS, NULL, 0);
         return;
@@ -52,7 +58,7 @@ static void handle(struct worker *worker, size_t length) {
         }
         reply(relay, in->unique, is_writable ? 0 : -ENOSYS, NULL, 0);
         return;
-    case FUSE_WRITE:     /* there is no OPEN, so the kernel has no handles */
+    case FUSE_WRITE:     /* a writable mount answers no OPEN, so the kernel has no handles */
         if (length >= sizeof *in + sizeof(struct fuse_write_in))
             ((struct fuse_write_in *)(in + 1))->fh = in->nodeid;
         break;
@@ -60,7 +66,6 @@ static void handle(struct worker *worker, size_t length) {
         if (length >= sizeof *in + sizeof(struct fuse_fsync_in))
             ((struct fuse_fsync_in *)(in + 1))->fh = in->nodeid;
         break;
-    case FUSE_RELEASE:   /* of files that CREATE has opened; there is no state per open file */
     case FUSE_RELEASEDIR:
         reply(relay, in->unique, 0, NULL, 0);
         return;
@@ -184,7 +189,7 @@ static void *help(void *argument) {
 /* -- life -------------------------------------------------------------------------------------- */
 
 struct relay *relay_new(int device_fd, int table_fd, unsigned threads, bool writable,
-                        int *error) {
+                        bool passthrough, int *error) {
     struct relay *relay = calloc(1, sizeof *relay);
     *error = ENOMEM;
     if (relay == NULL) return NULL;
@@ -198,6 +203,7 @@ struct relay *relay_new(int device_fd, int table_fd, unsigned threads, bool writ
     *error = relay->ended_fd < 0 ? errno : -rt_open(&relay->table, table_fd);
     if (*error == 0) atomic_store(&relay->table.header->writable, (uint32_t)writable);
     if (*error == 0) *error = init_cached_reads(relay);
+    if (*error == 0) *error = init_opens(relay, passthrough && !writable);
     if (*error == 0) *error = waiting_init(&relay->waiting, device_fd);
     /* The daemon shares the open file, but O_NONBLOCK does not disturb it: it only writes. */
     if (*error == 0 && fcntl(device_fd, F_SETFL, fcntl(device_fd, F_GETFL) | O_NONBLOCK) < 0)

@@ -20,9 +20,11 @@
 struct relay;
 
 /* Makes a relay without starting its threads. `device_fd` becomes non-blocking, stays the caller's,
- * and must stay open for the relay's life. `table_fd` may be closed afterwards. NULL on failure,
- * with a positive errno in `*error`. */
-struct relay *relay_new(int device_fd, int table_fd, unsigned threads, bool writable, int *error);
+ * and must stay open for the relay's life. `table_fd` may be closed afterwards. With `passthrough`,
+ * the kernel reads whole files directly, if it can and the mount is not `writable` (opens.h). NULL on
+ * failure, with a positive errno in `*error`. */
+struct relay *relay_new(int device_fd, int table_fd, unsigned threads, bool writable,
+                        bool passthrough, int *error);
 
 /* Starts the threads. 0 or -errno. */
 int relay_start(struct relay *relay);

@@ -1,4 +1,5 @@
-/* The state of a relay and of its threads, for relay.c, forwarding.c and cached_reads.c only.
+/* The state of a relay and of its threads, for relay.c, forwarding.c, cached_reads.c and opens.c
+ * only.
  *
  * A relay and its memory are never freed. Fields without a lock are atomic, or constant once the
  * threads run, or have a lock of their own. No thread holds two of the locks at a time.
@@ -22,6 +23,7 @@
 #define UNIQUES (1u << 16)
 #define HELPERS 1              /* with the leader, two CPUs serve hits; no load has needed more */
 #define AHEAD_MOST 64          /* blocks queued for read-ahead; further ones are dropped */
+#define ON_DISK (1u << 31)     /* flag in `files`: a read may wait for a disk, and its bytes are compared */
 
 /* A thread that answers requests. It owns its buffers, and alone uses the fields above `lock`. */
 struct worker {
@@ -59,12 +61,17 @@ struct relay {
     _Atomic unsigned at_disk_count; /* threads that wait for a disk */
     _Atomic uint64_t *files;        /* [RT_FILES] low half: fd + 1 and ON_DISK; high half: the number
                                        of the opening, unique until it wraps; 0: not open here. The
-                                       code that replaces a value closes the value's descriptor. */
+                                       code that replaces a value closes the value's descriptor.
+                                       For opens.c, too. */
     _Atomic uint32_t opened_count;
     sem_t has_ahead;
     pthread_mutex_t ahead_lock;     /* protects the three fields below: a ring */
     struct rt_found ahead[AHEAD_MOST];
     unsigned ahead_first, ahead_count;
+
+    /* For opens.c: */
+    pthread_mutex_t opens_lock;
+    struct open_inode **opens;      /* a hash table of the inodes that are open */
 
     /* For forwarding.c: */
     pthread_mutex_t lock;           /* protects all fields below */
@@ -87,13 +94,25 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* Writes a reply to the kernel. `error` is 0 or a negative errno. ENOENT from the kernel is no
- * failure: the request was aborted, or it was sent again and now has another number. */
-static inline void reply(struct relay *relay, uint64_t unique, int error, const void *data,
+/* The value in `files`; 0 if the file is not open here. */
+static inline uint64_t opened_file(struct relay *relay, uint32_t file) {
+    return atomic_load_explicit(&relay->files[file], memory_order_acquire);
+}
+
+static inline int fd_of(uint64_t opened) { return (int)(opened & (ON_DISK - 1)) - 1; }
+
+/* Writes a reply to the kernel. `error` is 0 or a negative errno. False if the kernel didn't take it.
+ * For most requests this is no failure: the request was aborted, or it was sent again and now has
+ * another number (ENOENT). */
+static inline bool reply(struct relay *relay, uint64_t unique, int error, const void *data,
                          size_t length) {
     struct fuse_out_header out = {(uint32_t)(sizeof out + length), error, unique};
     struct iovec parts[2] = {{&out, sizeof out}, {(void *)data, length}};
-    while (writev(relay->device_fd, parts, length ? 2 : 1) < 0 && errno == EINTR) {}
+    ssize_t written;
+    do {
+        written = writev(relay->device_fd, parts, length ? 2 : 1);
+    } while (written < 0 && errno == EINTR);
+    return written >= 0;
 }
 
 #endif

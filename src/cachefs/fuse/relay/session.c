@@ -40,6 +40,12 @@
 #define MOST_WRITE_BYTES (1u << 20)
 #define SMALL_WRITE_BYTES (256u << 10)
 #define BUFFER_BYTES (2 << 20)
+/* From linux/fuse.h of Linux 6.9; older headers lack them: FUSE_INIT_EXT and FUSE_PASSTHROUGH, and
+ * where flags2 and max_stack_depth are in struct fuse_init_out. */
+#define INIT_EXT (1u << 30)
+#define PASSTHROUGH_HIGH (1u << (37 - 32))
+#define FLAGS2_AT 32
+#define STACK_DEPTH_AT 36
 /* How long the process of a thread is remembered. The kernel gives the number of a thread that ended
  * out again after all other numbers, of which there are at least 32,768. */
 #define PROCESS_NS 20000000ull
@@ -53,6 +59,8 @@ static int notices_fd = -1; /* the relay's socket if it takes notices, else -1 *
 static bool connected;
 static uint64_t init_unique; /* of an unanswered INIT, else 0 */
 static bool accepts_writes;
+static bool passes_through;
+static bool kernel_passes_through; /* the kernel's INIT offers it */
 static uint32_t request_pid; /* the thread that sent the request which was read last */
 static uint32_t request_uid, request_gid; /* its user and group for files */
 static uint32_t most_write_bytes = MOST_WRITE_BYTES;
@@ -66,7 +74,25 @@ static void note_request(const struct fuse_in_header *in) {
     request_pid = in->pid;
     request_uid = in->uid;
     request_gid = in->gid;
-    if (in->opcode == FUSE_INIT) init_unique = in->unique;
+    if (in->opcode != FUSE_INIT) return;
+    const uint32_t *fields = (const uint32_t *)(in + 1); /* major, minor, readahead, flags, flags2 */
+    init_unique = in->unique;
+    kernel_passes_through = in->len >= sizeof *in + 5 * sizeof *fields &&
+                            (fields[3] & INIT_EXT) && (fields[4] & PASSTHROUGH_HIGH);
+}
+
+/* Negotiates FUSE_PASSTHROUGH in an answer to INIT of `length` bytes. Files in another stacked file
+ * system (overlayfs) can't be passed through then, and only one may be stacked on this mount
+ * (fs/fuse/inode.c, process_init_reply). */
+static void negotiate_passthrough(struct fuse_init_out *init, size_t length) {
+    uint32_t high, depth = 1;
+    char *bytes = (char *)init;
+    if (length < STACK_DEPTH_AT + sizeof depth) return;
+    init->flags |= INIT_EXT;
+    memcpy(&high, bytes + FLAGS2_AT, sizeof high);
+    high |= PASSTHROUGH_HIGH;
+    memcpy(bytes + FLAGS2_AT, &high, sizeof high);
+    memcpy(bytes + STACK_DEPTH_AT, &depth, sizeof depth);
 }
 
 /* Edits the answer to INIT, because pyfuse3 gives no access to these flags.
@@ -91,6 +117,7 @@ static void edit_init_reply(const struct iovec *parts, int count) {
     if (out->error != 0 || count < 2 || parts[1].iov_len < FUSE_COMPAT_22_INIT_OUT_SIZE) return;
     struct fuse_init_out *init = parts[1].iov_base;
     init->flags |= FUSE_PARALLEL_DIROPS;
+    if (passes_through && kernel_passes_through) negotiate_passthrough(init, parts[1].iov_len);
     if (!accepts_writes) return;
     init->flags &= ~(uint32_t)(FUSE_ATOMIC_O_TRUNC | FUSE_AUTO_INVAL_DATA | FUSE_ASYNC_DIO);
     init->flags |= FUSE_HANDLE_KILLPRIV_V2;
@@ -330,6 +357,8 @@ void session_connect(int requests, int device, bool takes_notices) {
 }
 
 void session_accept_writes(void) { accepts_writes = true; }
+
+void session_pass_through(void) { passes_through = true; }
 
 /* Returns the process of a thread; 0 if it is not known. */
 static uint32_t process_of(uint32_t pid) {

@@ -15,6 +15,10 @@ void session_connect(int requests_fd, int device_fd, bool takes_notices);
 /* Negotiates a writable mount in all later answers to INIT (see `edit_init_reply`). */
 void session_accept_writes(void);
 
+/* Negotiates passthrough, if the kernel offers it, in all later answers to INIT. Not for a writable
+ * mount, whose files are written through this process. */
+void session_pass_through(void);
+
 /* Returns the process (the id of its first thread) that sent the request which was read last; 0 if
  * it is not known: the kernel wrote on its own, the process has ended, or it is not visible from this
  * process's pid namespace. Handlers call it before they first wait. */

@@ -13,7 +13,7 @@
 
 struct layout {
     size_t users, limited, user_bytes, ring, alive, file_hits, file_bytes, touched, generations,
-        sums, entries, total;
+        sums, entries, whole, total;
 };
 
 /* Reserves whole pages at `*end`, and returns their offset. */
@@ -27,7 +27,7 @@ static uint64_t sums_count(uint64_t entry_count) {
     return entry_count / RT_ENTRIES_PER_SUMS; /* a power of two, because `entry_count` is one */
 }
 
-static struct layout layout_of(uint64_t entry_count) {
+static struct layout layout_of(uint64_t entry_count, uint32_t format) {
     struct layout l;
     size_t end = PAGE;
     l.users = place(&end, RT_USERS * sizeof(uint32_t));
@@ -41,6 +41,7 @@ static struct layout layout_of(uint64_t entry_count) {
     l.generations = place(&end, RT_GENERATIONS * sizeof(uint32_t));
     l.sums = place(&end, sums_count(entry_count) * sizeof(struct rt_sums));
     l.entries = place(&end, entry_count * sizeof(struct rt_entry));
+    l.whole = place(&end, format == RT_FORMAT ? RT_FILES : 0);
     l.total = end;
     return l;
 }
@@ -56,7 +57,7 @@ int rt_create(uint64_t entry_count) {
     if (fd < 0) return -errno;
     struct rt_header header = {.format = RT_FORMAT, .ways = RT_WAYS, .entry_count = entry_count};
     memcpy(header.magic, RT_MAGIC, sizeof header.magic);
-    header.total_bytes = layout_of(entry_count).total;
+    header.total_bytes = layout_of(entry_count, RT_FORMAT).total;
     if (ftruncate(fd, (off_t)header.total_bytes) < 0 ||
         pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header) {
         int error = errno ? errno : EIO;
@@ -71,10 +72,11 @@ int rt_open(struct rt_table *table, int fd) {
     struct stat st;
     if (pread(fd, &header, sizeof header, 0) != (ssize_t)sizeof header || fstat(fd, &st) < 0)
         return -EINVAL;
-    if (memcmp(header.magic, RT_MAGIC, sizeof header.magic) != 0 || header.format != RT_FORMAT ||
+    bool is_known = header.format == RT_FORMAT || header.format == RT_FORMAT_BEFORE;
+    if (memcmp(header.magic, RT_MAGIC, sizeof header.magic) != 0 || !is_known ||
         header.ways != RT_WAYS || !is_sane(header.entry_count))
         return -EINVAL;
-    struct layout l = layout_of(header.entry_count);
+    struct layout l = layout_of(header.entry_count, header.format);
     if (header.total_bytes != l.total || (uint64_t)st.st_size != l.total) return -EINVAL;
     char *map = mmap(NULL, l.total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     if (map == MAP_FAILED) return -errno;
@@ -94,6 +96,7 @@ int rt_open(struct rt_table *table, int fd) {
     table->sums = (struct rt_sums *)(map + l.sums);
     table->sums_count = sums_count(header.entry_count);
     table->entries = (struct rt_entry *)(map + l.entries);
+    table->whole = header.format == RT_FORMAT ? (_Atomic uint8_t *)(map + l.whole) : NULL;
     return 0;
 }
 
@@ -129,12 +132,14 @@ void rt_begin_epoch(struct rt_table *table) {
     atomic_thread_fence(memory_order_seq_cst);
     madvise(table->entries, table->entry_count * sizeof(struct rt_entry), MADV_REMOVE);
     madvise((void *)table->alive, RT_FILES, MADV_REMOVE);
+    if (table->whole != NULL) madvise((void *)table->whole, RT_FILES, MADV_REMOVE);
     madvise((void *)table->file_hits, RT_FILES * sizeof(uint32_t), MADV_REMOVE);
     madvise((void *)table->file_bytes, RT_FILES * sizeof(uint64_t), MADV_REMOVE);
     madvise((void *)table->touched, RT_GENERATIONS, MADV_REMOVE);
     madvise((void *)table->ring, RT_RING * sizeof(uint64_t), MADV_REMOVE);
     PUT(h->ring_tail, GET(h->ring_head));
     PUT(h->paused, 0);
+    PUT(h->passes_through, 0);
     PUT(h->verify_all, 0);
     for (uint32_t user = 0; user < RT_USERS; user++)
         if (GET(table->limited[user])) PUT(table->limited[user], 0);
@@ -221,7 +226,12 @@ void rt_revive(struct rt_table *table, uint32_t file) {
     atomic_store(&table->alive[file], 1);
 }
 
+void rt_mark_whole(struct rt_table *table, uint32_t file, bool whole) {
+    if (table->whole != NULL) atomic_store(&table->whole[file], whole);
+}
+
 void rt_withdraw_file(struct rt_table *table, uint32_t file) {
+    rt_mark_whole(table, file, false);
     atomic_store(&table->alive[file], 0);
     atomic_thread_fence(memory_order_seq_cst);
 }

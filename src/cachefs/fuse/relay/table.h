@@ -23,7 +23,8 @@
 #include <stdint.h>
 
 #define RT_MAGIC "cachefsR"
-#define RT_FORMAT 2
+#define RT_FORMAT 3
+#define RT_FORMAT_BEFORE 2    /* of supervisors that began before an upgrade; it has no `whole` */
 
 #define RT_WAYS 8
 #define RT_SLOT_UNIT 512       /* bytes; slots begin at multiples of it */
@@ -41,6 +42,9 @@
 #define RT_PARTS_ABOVE (128u << 10) /* up to this length, blocks have no part checksums */
 #define RT_ENTRIES_PER_SUMS 4
 #define RT_UNSENT 1024         /* counters of files with unsent changes; files share them */
+
+/* What the relay does with OPEN (opens.h). */
+enum { RT_OPENS_UNDECIDED, RT_OPENS_ON, RT_OPENS_OFF };
 
 struct rt_entry {
     _Atomic uint32_t seq;      /* sequence number; odd: being written; 0: never used */
@@ -87,6 +91,13 @@ struct rt_header {
     _Atomic uint32_t verify_all;     /* 1: compare checksums of files in memory, too */
     _Atomic uint32_t writable;       /* 1: the mount accepts writes; set before the relay starts */
     _Atomic uint16_t unsent[RT_UNSENT]; /* by hash of the inode: files with unsent changes */
+    /* The rest is 0 in format 2. */
+    _Atomic uint32_t passes_through; /* 1: whole files may be passed through at OPEN */
+    _Atomic uint32_t opens_state;    /* RT_OPENS_...; written by the relay, as are those below */
+    _Atomic uint32_t through_error;  /* errno of the last registration with the kernel; 0: it worked */
+    _Atomic uint32_t unused;
+    _Atomic uint64_t opens;          /* OPENs that were answered */
+    _Atomic uint64_t opens_through;  /* those of them that were passed through */
 };
 
 _Static_assert(sizeof(struct rt_header) <= 4096, "one page");
@@ -109,6 +120,7 @@ struct rt_table {
     struct rt_sums *sums;            /* [sums_count] indexed by the block's checksum */
     uint64_t sums_count;
     struct rt_entry *entries;
+    _Atomic uint8_t *whole;          /* [RT_FILES] 1: see rt_mark_whole; NULL in RT_FORMAT_BEFORE */
 };
 
 /* The result of `rt_find`: a copy of an entry, valid for as long as `rt_still` says so. */
@@ -127,7 +139,8 @@ struct rt_found {
  * must be a power of two from 8 to 2**28. */
 int rt_create(uint64_t entry_count);
 
-/* Maps the table. The caller may close `fd` afterwards. 0; -EINVAL for a table of another format;
+/* Maps the table, also one of RT_FORMAT_BEFORE. The caller may close `fd` afterwards. 0; -EINVAL for
+ * a table of any other format;
  * another -errno if the map fails. */
 int rt_open(struct rt_table *table, int fd);
 
@@ -165,6 +178,12 @@ void rt_set_unsent(struct rt_table *table, const uint64_t *inos, size_t count);
  * file is changed, deleted or closed. */
 void rt_revive(struct rt_table *table, uint32_t file);
 void rt_withdraw_file(struct rt_table *table, uint32_t file);
+
+/* Says that the bytes of a file are exactly the content of the inode whose block 0 is published at
+ * its start: complete and verified. Such a file may be passed through, and then it may be
+ * read at any later time, even after rt_withdraw_file. So its bytes must never change again: it may
+ * only be unlinked. A withdrawn file is not whole. Does nothing in RT_FORMAT_BEFORE. */
+void rt_mark_whole(struct rt_table *table, uint32_t file, bool whole);
 
 /* Takes an entry that was hit from the ring; NULL if there is none. It stays in the map. */
 const struct rt_entry *rt_drain(struct rt_table *table);
