@@ -53,6 +53,11 @@ METRICS = (
     ),
     _counter("relay_hits", "READs of the kernel that the relay answered, without the daemon."),
     _counter("relay_forwarded", "Requests of the kernel that the relay gave to the daemon."),
+    _counter("relay_opens", "Files that were opened, with `--passthrough auto`."),
+    _counter(
+        "relay_opens_passed_through",
+        "Files of these that the kernel reads directly from the cache disk.",
+    ),
     _counter("cache_hits", "Blocks read from the cache."),
     _counter("cache_misses", "Blocks for which readers had to wait for the origin."),
     _counter("cache_hit_bytes", "Bytes read from the cache."),

@@ -107,6 +107,14 @@ def test_a_users_mount_outlives_its_daemon(machine: Machine) -> None:
     assert "2 restarts" in said
 
 
+def test_the_kernel_reads_files_directly_for_root_only(machine: Machine) -> None:
+    machine.mount("--data-path", "relay", "--passthrough", "auto")
+    for _ in range(2):
+        assert machine.user("cat", machine.mountpoint / "file") == "content"
+    said = machine.user(CACHEFS, "status", machine.mountpoint)
+    assert "PASSTHROUGH    not now: it needs root (CAP_SYS_ADMIN" in said
+
+
 def test_allow_other_needs_a_line_in_fuse_conf(machine: Machine) -> None:
     said = machine.mount("--allow-other", code=1)
     assert said.startswith("cachefs: error: allow_other: ")

@@ -29,6 +29,7 @@ from cachefs.control.mount_state import MountState
 from cachefs.control.pace import Paced
 from cachefs.control.routes.set import SetRoutes
 from cachefs.control.serving import listener_uid, serve_metrics
+from cachefs.daemon.passthrough import Passthrough
 from cachefs.errors import CachefsError
 from cachefs.fuse.access_log import AccessLog
 from cachefs.fuse.uid_limits import INO_BITS, UidLimits
@@ -94,6 +95,7 @@ class House:
             FakeNamespace(config.stale_if_error),  # type: ignore[arg-type]
             SimpleNamespace(running_count=0, all=list),  # type: ignore[arg-type]
             None,
+            Passthrough(config, None, self.limits, ()).report,
             unsent,
         )
 

@@ -374,6 +374,12 @@ class ProcessSection(Section):
         "and outlives the daemon. python is the daemon alone. auto means relay "
         "where that is possible. cachefs status shows why it is not.",
     )
+    passthrough: Annotated[Literal["auto", "off"], CHOICE, Flag()] = Field(
+        "off",
+        description="With auto, the kernel reads large files that are completely cached directly "
+        "from the cache disk, as fast as local files. Each open of a small file then takes longer. "
+        "It needs root and Linux 6.9. cachefs status shows whether it is possible.",
+    )
     keeper: Annotated[Path | None, OPTIONAL_PATH, Flag("SOCKET", shown_default="none")] = Field(
         None,
         description="The socket of a keeper (cachefs keeper). SIGTERM or a kill then leaves the "

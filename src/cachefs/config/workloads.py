@@ -15,6 +15,7 @@ WORKLOADS: Mapping[Workload, Mapping[str, Any]] = {
         "attr_ttl": _HOUR_S,
         "entry_ttl": _HOUR_S,
         "list_ttl": _HOUR_S,
+        "passthrough": "auto",
     },
     "checkpoint": {
         "attr_ttl": 10.0,

@@ -208,6 +208,8 @@ def _plain_values(state: MountState) -> Iterator[tuple[str, float]]:
     relay = {} if state.relay is None else state.relay.report()
     yield "cachefs_relay_hits_total", relay.get("hits", 0)
     yield "cachefs_relay_forwarded_total", relay.get("forwarded", 0)
+    yield "cachefs_relay_opens_total", relay.get("opens", 0)
+    yield "cachefs_relay_opens_passed_through_total", relay.get("opens_through", 0)
     cache = state.cache.counters
     yield "cachefs_cache_hits_total", cache.hits
     yield "cachefs_cache_misses_total", cache.misses

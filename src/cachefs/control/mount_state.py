@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cachefs import __version__
 from cachefs.cache.block_cache import BlockCache
@@ -11,6 +11,7 @@ from cachefs.config import OFF, MountConfig, join_address, split_address
 from cachefs.control import api
 from cachefs.control.api import Handler, Route
 from cachefs.control.report import (
+    PassthroughStatus,
     StatusReport,
     cache_report,
     data_path_report,
@@ -47,6 +48,7 @@ class MountState:
         namespace: Namespace,
         jobs: Jobs,
         relay: RelayStats | None,
+        passthrough: Callable[[], PassthroughStatus],
         unsent: UnsentFiles | None = None,
     ) -> None:
         """`unsent` are the unsent files of a writable mount."""
@@ -59,6 +61,7 @@ class MountState:
         self.namespace = namespace
         self.jobs = jobs
         self.relay = relay
+        self.passthrough = passthrough
         self.unsent = unsent
         self.started_at = time.time()
         self.mounted = False
@@ -141,6 +144,7 @@ class MountState:
             "mounted": self.mounted,
             "data_path": data_path_report(self.data_path),
             "relay": None if self.relay is None else relay_report(self.relay.report()),
+            "passthrough": self.passthrough(),
             "started_at": self.started_at,
             "policy": self.config.cache_eviction,
             "metrics": self.metrics_address,

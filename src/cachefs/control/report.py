@@ -160,6 +160,19 @@ class RelayStatus(TypedDict):
     changed: int
 
 
+class PassthroughStatus(TypedDict):
+    """Whether the kernel reads whole files directly. `obstacle` says why not; None if it may.
+
+    `wanted` is whether the mount was asked for it. The counts are of opened files since the mount
+    began: those that the relay has answered, and those of them that were passed through.
+    """
+
+    wanted: bool
+    opens: int
+    passed_through: int
+    obstacle: str | None
+
+
 class StatusReport(TypedDict):
     """The status of a mount.
 
@@ -180,6 +193,7 @@ class StatusReport(TypedDict):
     supervisor_pid: int | None
     data_path: DataPathStatus
     relay: RelayStatus | None
+    passthrough: PassthroughStatus
     mounted: bool
     started_at: float
     version: str

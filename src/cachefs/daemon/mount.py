@@ -14,6 +14,7 @@ from cachefs.control.serving import serve_commands, serve_metrics
 from cachefs.daemon.learned import keep_learned
 from cachefs.daemon.live_changes import access_log_in
 from cachefs.daemon.parts import Opened, Parts, build, build_base, build_namespace
+from cachefs.daemon.passthrough import never_passes_through
 from cachefs.daemon.process import return_freed_memory
 from cachefs.daemon.spool_place import choose_spool, note_spool, noted_spool
 from cachefs.daemon.writing import check_writable, keep_guarantees, take_over_guarantees
@@ -209,7 +210,10 @@ class RunningMount:
             session.accept_writes()
         if self._link is None:
             return session.mount(operations, place, source, self._config.allow_other, writable)
-        sockets = self._link.mount(place, source, self._config.allow_other, writable)
+        passthrough = never_passes_through(self._config) is None
+        if passthrough:
+            session.pass_through()
+        sockets = self._link.mount(place, source, self._config.allow_other, writable, passthrough)
         session.connect(operations, sockets.requests_fd, sockets.device_fd, sockets.takes_notices)
         return sockets.device
 

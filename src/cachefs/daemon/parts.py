@@ -22,6 +22,7 @@ from cachefs.control.routes.tier import TierRoutes
 from cachefs.control.routes.writes import WritesRoutes
 from cachefs.daemon.live_changes import LiveChanges
 from cachefs.daemon.memory_limit import bounded_buffer
+from cachefs.daemon.passthrough import Passthrough
 from cachefs.daemon.relayed import Relayed
 from cachefs.daemon.settings import shared_secret
 from cachefs.daemon.tiers import open_names, open_tiers
@@ -198,11 +199,14 @@ def build(
 
     publisher = relay_stats = None
     if relayed is not None:
-        # While there are observers, the relay sends all requests to the daemon.
-        observers.on_change = relayed.table.pause
         publisher = relayed.publisher(cache, readers)
         readers.publish_ahead = publisher.publish_ahead
         relay_stats = RelayStats(relayed.table, publisher, requests)
+
+    table = None if relayed is None else relayed.table
+    passthrough = Passthrough(config, table, limits, observers)
+    observers.on_change = passthrough.observe
+    limits.on_change = passthrough.update
 
     writers = unsent = None
     if spool is not None:
@@ -234,6 +238,7 @@ def build(
         namespace,
         jobs,
         relay_stats,
+        passthrough.report,
         None if unsent is None else unsent.files,
     )
     open_more = partial(open_tiers, origin.identity)

@@ -178,6 +178,13 @@ def accept_writes() -> None:
     _relay.accept_writes()
 
 
+def pass_through() -> None:
+    """Negotiate with the kernel that it may read whole files directly. Call this before `connect`,
+    and not for a writable mount."""
+    if _relay is not None:
+        _relay.pass_through()
+
+
 def request_process() -> int:
     """Return the process that sent the request which is being handled; 0 if it is not known. Call
     this in a handler of a writable mount, before the first await."""

@@ -2,8 +2,8 @@
 
 OPEN carries the uid, READ does not. So each file handle holds a user number above the inode number.
 Number 0 stands for all users without a number: they came when all numbers were taken. Behind the
-relay there is no OPEN. The relay sees the uid of each READ, and assigns the numbers in the table
-that it shares with the daemon.
+relay the daemon gets no OPEN. The relay sees the uid of each READ, and assigns the numbers in the
+table that it shares with the daemon.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -59,6 +59,8 @@ class UidLimits:
         """
         self._users = users
         self._bound = bound
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change of a limit."""
         count = 1 if users is None else _USERS
         self.buckets: list[TokenBucket | None] = [None] * count
         """None for a user without a limit."""
@@ -91,6 +93,7 @@ class UidLimits:
             self._bound(number, bytes_per_s)
             if self._users is not None and not bytes_per_s:
                 del self._numbers[uid]  # the number may soon belong to another user
+            self.on_change()
 
     def _mark(self, users: Users, uid: int, number: int, limited: bool) -> int:
         """Mark the user in the shared table, and return its number, or 0 if there is none.

@@ -5,7 +5,7 @@ Each message is one JSON object in one packet of a SEQPACKET socket. Some carry 
 From the daemon:
     {"hello": PROTOCOL, "version": TEXT, "table": FORMAT}   the first message: its code is loaded
     {"mount": {"source": TEXT, "allow_other": BOOL,         has an answer
-        "writable": BOOL}}
+        "writable": BOOL, "passthrough": BOOL}}
     {"drop_files": true}                                    has an answer; before its first file
     {"file": N, "waits": BOOL} and one descriptor           a slab file for the relay
     {"close_file": N}

@@ -112,11 +112,24 @@ class Link:
         self._is_kept = start.kept
         return start
 
-    def mount(self, mountpoint: Path, source: str, allow_other: bool, writable: bool) -> Sockets:
-        """Let the supervisor mount, unless the mount exists. Raises `MountError`."""
-        message, fds = self._ask(
-            {"mount": {"source": source, "allow_other": allow_other, "writable": writable}}
-        )
+    def mount(
+        self,
+        mountpoint: Path,
+        source: str,
+        allow_other: bool,
+        writable: bool,
+        passthrough: bool = False,
+    ) -> Sockets:
+        """Let the supervisor mount, unless the mount exists. Raises `MountError`.
+
+        With `passthrough`, the kernel may read whole files directly."""
+        wanted = {
+            "source": source,
+            "allow_other": allow_other,
+            "writable": writable,
+            "passthrough": passthrough,
+        }
+        message, fds = self._ask({"mount": wanted})
         if "error" in message:
             raise MountError(str(message["error"]))
         requests_fd, device_fd = fds

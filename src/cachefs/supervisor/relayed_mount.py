@@ -63,21 +63,27 @@ class RelayedMount:
         self._mount, self._init = mount, taken.init
         return True
 
-    def give_to(self, child: Child, source: str, allow_other: bool, writable: bool) -> None:
+    def give_to(
+        self, child: Child, source: str, allow_other: bool, writable: bool, passthrough: bool
+    ) -> None:
         """Answer a daemon's request for the mount, with the descriptors to serve it or an error."""
         try:
-            self._give_to(child, source, allow_other, writable)
+            self._give_to(child, source, allow_other, writable, passthrough)
         except MountError as error:
             child.channel.send({"error": str(error)})
         except OSError as error:
             child.channel.send({"error": f"the relay could not begin: {reason_of(error)}"})
 
-    def _give_to(self, child: Child, source: str, allow_other: bool, writable: bool) -> None:
+    def _give_to(
+        self, child: Child, source: str, allow_other: bool, writable: bool, passthrough: bool
+    ) -> None:
         is_first = self._relay is None
         if self._mount is None:
             self._mount = kernel_mount(self._mountpoint, source, allow_other, writable)
         if self._relay is None:
-            self._relay = _relay.Relay(self._mount.fd, self.table_fd, _THREADS, writable)
+            self._relay = _relay.Relay(
+                self._mount.fd, self.table_fd, _THREADS, writable, passthrough
+            )
             if self._init is not None:
                 self._relay.adopt(self._init)
             self._watch(self._relay.ended_fd)

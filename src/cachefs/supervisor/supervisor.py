@@ -262,7 +262,8 @@ class Supervisor:
                 child.channel.send({"error": "the mount ends"})
             case {"mount": {"source": source, "allow_other": allow_other} as wanted}:
                 writable = bool(wanted.get("writable"))
-                self._mount.give_to(child, str(source), bool(allow_other), writable)
+                passthrough = bool(wanted.get("passthrough"))
+                self._mount.give_to(child, str(source), bool(allow_other), writable, passthrough)
             case {"drop_files": _}:
                 self._mount.drop_files()
                 child.channel.send({"dropped": True})

@@ -41,6 +41,8 @@ def print_one(row: dict[str, Any]) -> None:
     if row["state"] == SERVING:
         if "data_path" in row:
             console.print(f"{'DATA PATH':<14} {_data_path(row)}", soft_wrap=True)
+        if row.get("passthrough", {}).get("wanted"):
+            console.print(f"{'PASSTHROUGH':<14} {_passthrough(row['passthrough'])}", soft_wrap=True)
         console.print(f"{'EVICTION':<14} {row['policy']}")
         if row.get("metrics"):
             console.print(f"{'METRICS':<14} http://{row['metrics']}/metrics", soft_wrap=True)
@@ -85,6 +87,16 @@ def _data_path(row: dict[str, Any]) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path["restarted_at"]))
         text += f"; {path['restarts']} restarts, the last at {when}: the daemon {path['last_end']}"
     return text
+
+
+def _passthrough(passthrough: dict[str, Any]) -> str:
+    """Return whether the kernel reads whole files directly, or why not."""
+    opens = counted(passthrough["opens"], "open")
+    through = f"{passthrough['passed_through']} of {opens} went to the cache disk directly"
+    obstacle = passthrough["obstacle"]
+    if obstacle is None:
+        return f"on: {through}"
+    return f"not now: {obstacle}" + (f"; {through}" if passthrough["passed_through"] else "")
 
 
 def _origin_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
