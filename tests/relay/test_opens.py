@@ -47,6 +47,16 @@ def large(mount: RawMount, tmp_path: Path) -> File:
     return mount.add(tmp_path / "large")
 
 
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that nobody else uses."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
 @contextlib.contextmanager
 def opened(mount: RawMount, flags: int = 0) -> Iterator[int]:
     fd = os.open(mount.mountpoint / "large", os.O_RDONLY | flags)
@@ -279,10 +289,8 @@ def test_opens_that_overlap_get_the_same_answer(mount: RawMount, large: File) ->
     eventually(lambda: is_through(mount))
 
 
-def test_a_file_that_is_evicted_while_it_is_open(
-    mount: RawMount, large: File, tmp_path: Path
-) -> None:
-    slab = tmp_path / "slab"
+def test_a_file_that_is_evicted_while_it_is_open(mount: RawMount, large: File, disk: Path) -> None:
+    slab, free = disk / "slab", os.statvfs(disk).f_bfree
     slab.write_bytes(CONTENT)
     number = mount.publish(large, whole=True, content=slab)
     with opened(mount) as first, mmap.mmap(first, 0, prot=mmap.PROT_READ) as view:
@@ -292,7 +300,9 @@ def test_a_file_that_is_evicted_while_it_is_open(
         assert is_through(mount)
         with opened(mount) as second:
             assert read_all(first) == read_all(second) == view[:] == CONTENT
+        assert os.statvfs(disk).f_bfree < free
     assert mount.reads == 0
+    eventually(lambda: os.statvfs(disk).f_bfree == free)
     eventually(lambda: not is_through(mount))
     with opened(mount) as fd:
         assert read_all(fd) == CONTENT

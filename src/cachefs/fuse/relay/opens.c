@@ -1,8 +1,9 @@
 /* Which files are open in the kernel, and how: through the relay ("cached"), or passed through to
  * the slab file that is their content.
  *
- * `opens_lock` protects the table of open inodes and the registrations with the kernel. An inode is
- * in the table from its first OPEN to its last RELEASE.
+ * `opens_lock` protects the table of open inodes and the list of those that are open no more. Files are
+ * registered with the kernel while it is held. An inode is in the table from its first OPEN to its
+ * last RELEASE.
  *
  * The rules of the kernel (fs/fuse/iomode.c and passthrough.c, Linux 6.9 and later):
  *
@@ -62,9 +63,9 @@ struct open_out {
 #define BUCKETS 4096u
 #define WRITING (O_ACCMODE | O_TRUNC) /* flags of an OPEN that are not O_RDONLY */
 
-/* An inode that is open. Allocated by `enter`, freed by `leave`. */
+/* An inode that is open. Allocated by `enter`, freed by `leave` or `end_registrations`. */
 struct open_inode {
-    struct open_inode *next; /* in the bucket */
+    struct open_inode *next; /* in the bucket, or in the list `ended` */
     uint64_t ino;
     uint32_t count;          /* opens, and OPENs that are being answered */
     int32_t backing_id;      /* 0: cached */
@@ -72,6 +73,7 @@ struct open_inode {
 
 int init_opens(struct relay *relay, bool passthrough) {
     pthread_mutex_init(&relay->opens_lock, NULL);
+    sem_init(&relay->has_ended, 0, 0);
     relay->opens = calloc(BUCKETS, sizeof *relay->opens);
     PUT(relay->table.header->opens_state, passthrough ? RT_OPENS_UNDECIDED : RT_OPENS_OFF);
     return relay->opens == NULL ? ENOMEM : 0;
@@ -169,16 +171,37 @@ static int32_t enter(struct relay *relay, uint64_t ino) {
     return (*place)->backing_id;
 }
 
-/* Ends the count of an open, and after the last one of its inode the registration. */
+/* Ends the count of an open. After the last one of its inode, `end_registrations` ends the
+ * registration: if the file was unlinked meanwhile, this frees all its pages and blocks, which takes
+ * up to seconds for a large one. */
 static void leave(struct relay *relay, uint64_t ino) {
     pthread_mutex_lock(&relay->opens_lock);
     struct open_inode **place = place_of(relay, ino), *inode = *place;
     if (inode != NULL && --inode->count == 0) {
         *place = inode->next;
-        if (inode->backing_id > 0) end_registration(relay, inode->backing_id);
-        free(inode);
+        if (inode->backing_id > 0) {
+            inode->next = relay->ended;
+            relay->ended = inode;
+            sem_post(&relay->has_ended);
+        } else {
+            free(inode);
+        }
     }
     pthread_mutex_unlock(&relay->opens_lock);
+}
+
+void *end_registrations(void *argument) {
+    struct relay *relay = argument;
+    while (!GET(relay->stopping)) {
+        while (sem_wait(&relay->has_ended) < 0) {}
+        pthread_mutex_lock(&relay->opens_lock);
+        struct open_inode *ended = relay->ended;
+        if (ended != NULL) relay->ended = ended->next;
+        pthread_mutex_unlock(&relay->opens_lock);
+        if (ended != NULL) end_registration(relay, ended->backing_id);
+        free(ended);
+    }
+    return NULL;
 }
 
 /* Counts an OPEN, before its answer, and shows the daemon that the inode is used, as READs do. An

@@ -14,6 +14,9 @@
  * it is possible here. 0 or an errno. */
 int init_opens(struct relay *relay, bool passthrough);
 
+/* A thread (`argument`: the relay): ends the registrations of files that are open no more. */
+void *end_registrations(void *argument);
+
 /* Answers an OPEN (not OPENDIR). Any thread. */
 void answer_open(struct relay *relay, const char *request, size_t length);
 

@@ -115,6 +115,7 @@ static void end(struct relay *relay, int error) {
     end_forwarding(relay);
     if (error != 0) waiting_fail(&relay->waiting, error);
     sem_post(&relay->has_ahead);
+    sem_post(&relay->has_ended);
 }
 
 /* Reads a request into `worker->request`. Returns its length in bytes; 0 if there is none.
@@ -230,6 +231,8 @@ int relay_start(struct relay *relay) {
     if (error == 0) error = pthread_create(&relay->looker, NULL, look_after, relay);
     if (error == 0) error = pthread_create(&relay->ahead_thread, NULL, tell_disk, relay);
     if (error == 0) error = pthread_create(&relay->notice_thread, NULL, pass_notices_on, relay);
+    if (error == 0 && GET(relay->table.header->opens_state) != RT_OPENS_OFF)
+        error = pthread_create(&relay->ending_thread, NULL, end_registrations, relay);
     for (unsigned i = 0; i < relay->thread_count + HELPERS && error == 0; i++)
         error = pthread_create(&relay->workers[i].thread, NULL,
                                i < relay->thread_count ? lead : help, &relay->workers[i]);

@@ -50,8 +50,9 @@ struct relay {
     struct waiting waiting;         /* requests that are not answered at once */
     unsigned thread_count;
     struct worker *workers;         /* [thread_count + HELPERS] */
-    pthread_t looker, ahead_thread, queue_thread, notice_thread; /* run `look_after`, `tell_disk`,
-                                       `send_queue` and `pass_notices_on` */
+    pthread_t looker, ahead_thread, queue_thread, notice_thread, ending_thread; /* run `look_after`,
+                                       `tell_disk`, `send_queue`, `pass_notices_on` and
+                                       `end_registrations` */
     _Atomic bool stopping;
     _Atomic bool reads_no_more;     /* workers end, and all other threads go on unless `stopping` */
     sem_t lead, help;               /* each post wakes one thread in `lead` or `help` */
@@ -70,8 +71,10 @@ struct relay {
     unsigned ahead_first, ahead_count;
 
     /* For opens.c: */
-    pthread_mutex_t opens_lock;
+    pthread_mutex_t opens_lock;     /* protects the two fields below */
     struct open_inode **opens;      /* a hash table of the inodes that are open */
+    struct open_inode *ended;       /* those whose registration `end_registrations` will end */
+    sem_t has_ended;
 
     /* For forwarding.c: */
     pthread_mutex_t lock;           /* protects all fields below */
