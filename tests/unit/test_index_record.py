@@ -23,7 +23,8 @@ from cachefs.format.index_record import (
     pack_bitmap,
     unpack_bitmap,
 )
-from cachefs.types import BlockKey, BlockLocation
+from cachefs.format.slab import WholeObject
+from cachefs.types import BLOCK_BYTES, BlockKey, BlockLocation
 
 ID = bytes(range(0x40, 0x50))
 
@@ -59,6 +60,22 @@ def test_golden_slab_row_with_kept_slots() -> None:
     assert decode_slab_row(encode_slab_row(row)) == row
     assert decode_slab_row(encode_slab_row(row)[:-1]) is None
     assert decode_slab_row(encode_slab_row(row) + b"x") is None
+
+
+def test_golden_slab_row_of_an_object() -> None:
+    whole = WholeObject(bytes(range(0x40, 0x50)), 9 * BLOCK_BYTES + 5)
+    row = SlabRow(59, 10, 3, 77, 250_000, b"\1\3", b"\1\2", whole)
+    data = encode_slab_row(row)
+    assert data.hex() == (
+        "3b0003000a000000030000004d00000090d003000000000001030102"
+        "0500900000000000404142434445464748494a4b4c4d4e4f"
+    )
+    assert decode_slab_row(data) == row
+    without_pinned = row._replace(pinned_bitmap=b"")
+    assert decode_slab_row(encode_slab_row(without_pinned)) == without_pinned
+    for wrong in (row._replace(class_index=58), row._replace(slot_count=11)):
+        assert decode_slab_row(encode_slab_row(wrong)) is None
+    assert decode_slab_row(data[:-1]) is None
 
 
 def test_what_is_kept_must_be_used() -> None:

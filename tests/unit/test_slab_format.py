@@ -1,25 +1,31 @@
 """Golden bytes of docs/formats/slab.md and cache_directory.md."""
 
 import json
+import struct
 
 import pytest
 import xxhash
 
 from cachefs.errors import CacheDirError
-from cachefs.format.paths import slab_id_of, slab_name
+from cachefs.format.paths import slab_id_of, slab_id_of_table, slab_name
 from cachefs.format.slab import (
     MAX_SLAB_BYTES,
     MIN_SLAB_BYTES,
     NO_MASK,
+    OBJECT_CLASS,
+    OBJECT_FORMAT,
     SLOT_CLASSES,
     EntryMask,
     SlabHeader,
     SlotEntry,
+    WholeObject,
     checksum_of,
     class_of,
     decode_header,
+    decode_whole,
     encode_entry,
     encode_header,
+    encode_whole,
     entry_at,
     slab_layout,
     table_offset,
@@ -78,6 +84,47 @@ def test_any_flipped_byte_of_the_header_is_seen(position: int) -> None:
     data = bytearray(encode_header(SlabHeader(7, 22, MAX_SLAB_BYTES, UUID)))
     data[position] ^= 1
     assert decode_header(bytes(data)) is None
+
+
+WHOLE = WholeObject(ID, 70 * BLOCK_BYTES + 1)
+OF_OBJECT = SlabHeader(7, OBJECT_CLASS, WHOLE.size_bytes, UUID, OBJECT_FORMAT, WHOLE)
+
+
+def test_golden_header_of_an_object() -> None:
+    data = encode_header(OF_OBJECT)
+    assert len(data) == 4096
+    assert data[:76].hex() == (
+        "6361636865667353"
+        "0500"
+        "3b00"
+        "00001000"
+        "47000000"
+        "07000000"
+        "00000000"
+        "000102030405060708090a0b0c0d0e0f"
+        "0100600400000000"
+        "404142434445464748494a4b4c4d4e4f" + xxhash.xxh3_64_digest(data[:68])[::-1].hex()
+    )
+    assert data[76:] == bytes(4020)
+    assert decode_header(data) == OF_OBJECT
+    assert OF_OBJECT.layout.slot_count == 71
+    assert OF_OBJECT.layout.slot_offset(70) == 70 * BLOCK_BYTES
+    assert OF_OBJECT.mask.covers_fields
+
+
+@pytest.mark.parametrize("position", range(76))
+def test_any_flipped_byte_of_the_header_of_an_object_is_seen(position: int) -> None:
+    data = bytearray(encode_header(OF_OBJECT))
+    data[position] ^= 1
+    assert decode_header(bytes(data)) is None
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1 << 63])
+def test_no_slab_holds_such_an_object(size_bytes: int) -> None:
+    data = struct.pack("<Q16s", size_bytes, ID)
+    assert decode_whole(data) is None
+    assert decode_whole(encode_whole(WHOLE)[:-1]) is None
+    assert decode_whole(encode_whole(WHOLE)) == WHOLE
 
 
 def test_short_or_empty_header() -> None:
@@ -198,3 +245,6 @@ def test_slab_names() -> None:
     assert slab_id_of("000007.slab") == 7
     for name in ("7.slab", "0000007.slab", "000007.slab~", "x", "00000a.slab"):
         assert slab_id_of(name) is None
+    assert slab_id_of_table("000007.table") == 7
+    for name in ("7.table", "000007.slab", ".table", "000007.table.table"):
+        assert slab_id_of_table(name) is None

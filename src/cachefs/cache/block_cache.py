@@ -25,6 +25,7 @@ from cachefs.cache.fetch.whole_files import WholeFile, WholeFiles
 from cachefs.cache.fetched_blocks import FetchedBlocks
 from cachefs.cache.levels.active_tier import ActiveTier
 from cachefs.cache.levels.tier_set import TierSet
+from cachefs.cache.object_slabs import ObjectSlabs
 from cachefs.cache.objects import CachedObjects
 from cachefs.cache.policies import DEFAULT_POLICY, make_history
 from cachefs.cache.tier.admission_filter import AdmissionFilter
@@ -71,12 +72,15 @@ class BlockCache:
         patience_s: float = math.inf,
         tolerant: bool = False,
         shared: SharedTier | None = None,
+        object_slabs_from_bytes: int | None = None,
     ) -> None:
         """Opens the tiers' indexes. Raises `CacheDirError`; the caller still owns the tiers then.
 
         `buffer_bytes` bounds the memory of blocks that are being fetched or stored. A read fails
         when nothing has come from the origin for `patience_s`. `CacheOptions` describes
         `policy_name`, `verify_full`, `scrub_interval_s` and `tolerant`. The caller runs `shared`.
+        Objects of `object_slabs_from_bytes` or more that are loaded get a slab of their own
+        (`ObjectSlabs`).
         """
         self.counters = CacheCounters()
         self.admission_filter = AdmissionFilter()
@@ -94,7 +98,10 @@ class BlockCache:
             origin, history, self.counters, self._memory, patience_s, fetched.admit, self.shared
         )
         self._fragments = Fragments(self._fetches, self._is_unneeded)
-        self._whole_files = WholeFiles(self._fetches, self._is_unneeded, self.has_free_space)
+        self.object_slabs = ObjectSlabs(self._tiers, fetched.admitting, object_slabs_from_bytes)
+        self._whole_files = WholeFiles(
+            self._fetches, self._is_unneeded, self.has_free_space, self.object_slabs
+        )
         self._in_flight = self._fetches.in_flight
         self._admitting = fetched.admitting
         self._unstored = fetched.unstored
@@ -319,6 +326,8 @@ class BlockCache:
     def has_free_space(self, key: BlockKey, length: int, more_bytes: int = 0) -> bool:
         """Whether a tier that may store the block has space for it, for `more_bytes` and for all
         blocks on their way, without any eviction."""
+        if self.object_slabs.has(key.object_id):
+            return True
         level = 0
         while (target := self._tiers.entry(key, length, level)) is not None:
             if target.has_free_space(length, self.held_bytes + more_bytes):
@@ -487,6 +496,7 @@ class BlockCache:
                 for active in self._tiers:
                     await nursery.start(active.run)
                 self._nursery = self._fetches.nursery = nursery
+                nursery.start_soon(self.object_slabs.run)
                 task_status.started()
                 try:
                     await trio.sleep_forever()

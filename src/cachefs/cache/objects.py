@@ -305,7 +305,7 @@ async def _own(store: TierStore, slab: Slab, blocks: list[CachedBlock]) -> list[
     try:
         with slab.in_use():
             table = await store.io.read(
-                layout.data_offset, store.directory.read_table, slab.fd, layout
+                layout.table_bytes, store.directory.read_table, slab.table_fd, layout
             )
     except OSError:
         store.counters.read_errors += 1

@@ -4,7 +4,10 @@ The relay looks blocks up in a table in shared memory (fuse/relay/table.h). The 
 block there, with its checksum, when it answers a read of the block. The relay compares the bytes
 that it reads from a disk with the checksum. The daemon removes the block, before anything else
 happens to its slot, when the slot is freed (`SlabSet.on_freed`), or when its slab is emptied,
-deleted or withdrawn (`on_withdrawn`). docs/CONCURRENCY.md explains why that is enough."""
+deleted or withdrawn (`on_withdrawn`). docs/CONCURRENCY.md explains why that is enough.
+
+The file of a whole object (`cache/object_slabs.py`) is marked in the table when it is complete.
+Then the kernel may open it by itself."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -47,6 +50,7 @@ class Table(partial_checksums.Table, Protocol):
         checksum: int,
         /,
     ) -> None: ...
+    def mark_whole(self, file: int, is_whole: bool, /) -> None: ...
     def verify_all(self, verify: bool, /) -> None: ...
     def withdraw(self, file: int, offset: int, /) -> None: ...
     def remove(self, ino: int, first: int, end: int, /) -> None: ...
@@ -106,6 +110,8 @@ class Publisher:
         """Files whose descriptors the relay holds. It passes READs of other files to the daemon."""
         self._loans_left = _LOANS
         self._awaited: OrderedDict[BlockKey, _Awaited] = OrderedDict()
+        self._whole: set[int] = set()
+        """Files that are marked in the table as whole objects."""
         self.is_current: Callable[[int, bytes], bool] | None = None
         """In a writable mount: whether the content of an inode is this object (by id). An inode
         that changes has another object afterwards, and only that one may be published."""
@@ -122,6 +128,10 @@ class Publisher:
         """
         if self.is_current is not None and not self.is_current(ino, ref.object_id):
             return
+        slabs = self._cache.object_slabs
+        if slabs.wants(ref):
+            slabs.note_inode(ino, ref)
+            slabs.note_read(ref, offset + length >= ref.meta.size_bytes)
         end = min(-(-(offset + length) // BLOCK_BYTES), ref.block_count)
         for block in range(offset // BLOCK_BYTES, end):
             key = BlockKey(ref.object_id, block)
@@ -134,6 +144,33 @@ class Publisher:
             self._awaited.move_to_end(key)
             if len(self._awaited) > _AWAITED:
                 self._awaited.popitem(last=False)
+
+    @property
+    def large_bytes(self) -> float:
+        """From which size on the kernel may open files by itself; infinite if it never may."""
+        return self._cache.object_slabs.least_bytes
+
+    def note_entry(self, ino: int, ref: ObjectRef) -> None:
+        """Note that the kernel gets the entry of this large file, and may open it next."""
+        self._cache.object_slabs.note_inode(ino, ref)
+        self._mark_if_complete(ref.object_id)
+
+    def _mark_if_complete(self, object_id: bytes) -> None:
+        """Let the kernel open the file of an object by itself, if it is complete. The relay gets
+        the file even if the kernel doesn't know its name yet: it should be there before an open."""
+        found = self._cache.object_slabs.find(object_id)
+        if found is None or found[1].relay_file in self._whole or not found[1].is_complete:
+            return
+        key = BlockKey(object_id, 0)
+        store, slab = found
+        if slab.relay_file < 0 and not self._add_file(store, slab):
+            return
+        ino, location = self._cache.object_slabs.inos.get(object_id), store.find_verified(key)
+        if ino is None or location is None or location.slab != slab.slab_id:
+            return
+        self._publish_block(ino, key, store, location, is_last=slab.slot_count == 1)
+        self._whole.add(slab.relay_file)
+        self._table.mark_whole(slab.relay_file, True)
 
     def publish_ahead(self, ino: int, ref: ObjectRef, blocks: range) -> None:
         """Let the relay serve blocks that are on their way, and will probably be read in order,
@@ -149,7 +186,11 @@ class Publisher:
             self._awaited.popitem(last=False)
 
     def _admitted(self, store: TierStore, key: BlockKey, location: BlockLocation) -> None:
-        """Publish a block that a tier has just stored, if a reader has requested it."""
+        """Publish a block that a tier has just stored, if a reader has requested it; and the file
+        of its object, if it was the last block."""
+        slab = store.slabs.by_id[location.slab]
+        if slab.whole is not None and slab.used_count == slab.slot_count:
+            self._mark_if_complete(key.object_id)
         awaited = self._awaited.pop(key, None)
         if awaited is None:
             return
@@ -205,16 +246,20 @@ class Publisher:
         hit since the last count. After `_LOOKS` files with hits, take the oldest."""
         for _ in range(min(len(self._lent), _LOOKS)):
             file, _ = self._lent.popitem(last=False)
-            if not self._count_hits(file, self._slabs[file]):
+            if not self._count_hits(file, self._slabs[file]) and file not in self._whole:
                 return file
             self._lent[file] = None
         return self._lent.popitem(last=False)[0]
 
     def _withdraw_slot(self, slab: Slab, slot: int) -> None:
+        if slab.relay_file in self._whole:
+            self._whole.discard(slab.relay_file)
+            self._table.mark_whole(slab.relay_file, False)
         self._table.withdraw(slab.relay_file, slab.layout.slot_offset(slot))
 
     def _withdraw_slab(self, slab: Slab) -> None:
         file = slab.relay_file
+        self._whole.discard(file)
         self._table.withdraw_file(file)
         self._count_hits(file, self._slabs.pop(file))
         if file in self._lent:
@@ -228,6 +273,8 @@ class Publisher:
         while True:
             await trio.sleep(_SYNC_S)
             self._loans_left = _LOANS
+            for object_id in self._cache.object_slabs.ids():
+                self._mark_if_complete(object_id)
             while self.note_hits() == _HITS:
                 await trio.lowlevel.checkpoint()
 
@@ -243,6 +290,8 @@ class Publisher:
             if slab.holds(slot):
                 key = self._key_of(ino, block) if store.on_lower_hit is not None else None
                 store.hit_elsewhere(slab, slot, key)
+                if slab.whole is not None and block == 0:
+                    store.note_open(slab)
         return len(hits)
 
     def count_hits(self) -> None:

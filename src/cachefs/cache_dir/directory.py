@@ -11,6 +11,7 @@ import logging
 import os
 import stat
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,17 +20,27 @@ from cachefs.cache_dir.open_slabs import close_slab
 from cachefs.cache_dir.probe import probe_read_flags
 from cachefs.cache_dir.slabs import SlabSet
 from cachefs.errors import CacheDirError
-from cachefs.format.paths import OWN_NAMES, SLABS_NAME, SPOOL_NAME, TierPaths, slab_id_of
+from cachefs.format.paths import (
+    OWN_NAMES,
+    SLABS_NAME,
+    SPOOL_NAME,
+    TierPaths,
+    slab_id_of,
+    slab_id_of_table,
+)
 from cachefs.format.slab import (
     HEADER_BYTES,
     HUGE_SLAB_BYTES,
     MAX_SLAB_BYTES,
     MIN_SLAB_BYTES,
     NO_MASK,
+    OBJECT_CLASS,
+    OBJECT_FORMAT,
     SLOT_ENTRY,
     EntryMask,
     SlabHeader,
     SlabLayout,
+    WholeObject,
     decode_header,
     encode_header,
     slab_layout,
@@ -64,12 +75,23 @@ class OpenedSlab(NamedTuple):
     """A slab file that a worker thread has opened.
 
     `header` is None if it is not a valid header of this slab. `is_blank` says that none was ever
-    written: the daemon was killed while it created the file.
+    written: the daemon was killed while it created the file. Header and slot table are in the file
+    `table_fd`, which is `fd` unless the slab holds a whole object.
     """
 
     fd: int
     header: SlabHeader | None
+    table_fd: int
     is_blank: bool = False
+
+    @property
+    def whole(self) -> WholeObject | None:
+        """The object that the slab holds, if it is a slab for one object."""
+        return None if self.header is None else self.header.whole
+
+    def close(self) -> None:
+        """Close the files."""
+        _close_all({self.fd, self.table_fd})
 
     @property
     def mask(self) -> EntryMask:
@@ -192,6 +214,14 @@ class CacheDirectory:
         ids = (slab_id_of(name) for name in os.listdir(self.paths.slabs))
         return {slab_id for slab_id in ids if slab_id is not None}
 
+    def delete_lost_tables(self) -> None:
+        """Delete the tables of slabs for one object whose own file is gone. This must run in the
+        thread that creates slabs."""
+        names = os.listdir(self.paths.slabs)
+        for slab_id in map(slab_id_of_table, names):
+            if slab_id is not None and not self.paths.slab(slab_id).exists():
+                self.disk.unlink(self.paths.table(slab_id))
+
     def has_free_space(self, more_bytes: int = 0) -> bool:
         """Whether the file system keeps `free_space_ratio` free after taking `more_bytes`."""
         free, total = self.disk.free_and_total_bytes(self.paths.slabs)
@@ -206,11 +236,31 @@ class CacheDirectory:
         path = self.paths.slab(slab_id)
         fd = self.disk.create(path, self.identity.slab_bytes)
         try:
-            return OpenedSlab(fd, self.format_slab(fd, slab_id, class_index))
+            return OpenedSlab(fd, self.format_slab(fd, slab_id, class_index), fd)
         except OSError:
             os.close(fd)
             self.disk.unlink(path)
             raise
+
+    def create_object_slab(self, slab_id: int, whole: WholeObject) -> OpenedSlab:
+        """Create the files of a slab for one object, with all of their space allocated.
+
+        The table comes first: a file with the bytes of an object is never taken for another slab.
+        """
+        header = SlabHeader(
+            slab_id, OBJECT_CLASS, whole.size_bytes, self.identity.uuid, OBJECT_FORMAT, whole
+        )
+        table_fd = self.disk.create(self.paths.table(slab_id), whole.layout.table_bytes)
+        try:
+            self.disk.write(table_fd, encode_header(header), 0)
+            # In memory, an allocation writes all pages, and a quota may be larger than the memory.
+            is_sparse = self.medium is Medium.MEM
+            fd = self.disk.create(self.paths.slab(slab_id), whole.size_bytes, is_sparse)
+        except OSError:
+            os.close(table_fd)
+            self.disk.unlink(self.paths.table(slab_id))
+            raise
+        return OpenedSlab(fd, header, table_fd)
 
     def format_slab(self, fd: int, slab_id: int, class_index: int) -> SlabHeader:
         """Write an empty slot table, then the header for a class, which is returned.
@@ -227,18 +277,26 @@ class CacheDirectory:
         return header
 
     def open_slab(self, slab_id: int) -> OpenedSlab:
-        """Open a slab file and read its header."""
-        fd = self.disk.open(self.paths.slab(slab_id))
+        """Open a slab's files and read its header."""
+        fd = table_fd = self.disk.open(self.paths.slab(slab_id))
         try:
-            data = self.disk.read(fd, HEADER_BYTES, 0)
+            with contextlib.suppress(FileNotFoundError):
+                table_fd = self.disk.open(self.paths.table(slab_id))
+            data = self.disk.read(table_fd, HEADER_BYTES, 0)
             header = decode_header(data)
-            mine = (slab_id, self.identity.slab_bytes, self.identity.uuid)
-            if header is None or (header.slab_id, header.slab_bytes, header.tier_uuid) != mine:
-                return OpenedSlab(fd, None, not any(data))
-            return OpenedSlab(fd, header)
+            if header is not None and not self._is_mine(header, slab_id, fd, table_fd):
+                header = None
+            return OpenedSlab(fd, header, table_fd, not any(data))
         except BaseException:
-            os.close(fd)
+            _close_all({fd, table_fd})
             raise
+
+    def _is_mine(self, header: SlabHeader, slab_id: int, fd: int, table_fd: int) -> bool:
+        if (header.slab_id, header.tier_uuid) != (slab_id, self.identity.uuid):
+            return False
+        if header.whole is None:
+            return fd == table_fd and header.slab_bytes == self.identity.slab_bytes
+        return fd != table_fd and os.fstat(fd).st_size == header.whole.size_bytes
 
     def read_table(
         self, fd: int, layout: SlabLayout, first: int = 0, stop: int | None = None
@@ -264,8 +322,9 @@ class CacheDirectory:
             self.disk.unlink(path)
 
     def delete_slab(self, slab_id: int) -> None:
-        """Delete a slab file, if it exists."""
+        """Delete a slab's files, if they exist; the table last (`create_object_slab`)."""
         self.disk.unlink(self.paths.slab(slab_id))
+        self.disk.unlink(self.paths.table(slab_id))
 
 
 def _inspect(paths: TierPaths, source_identity: str) -> TierIdentity | None:
@@ -376,7 +435,7 @@ def _note_pid(fd: int) -> None:
             os.ftruncate(fd, 0)  # the pid of another process would mislead
 
 
-def _close_all(fds: tuple[int, ...]) -> None:
+def _close_all(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
 

@@ -5,11 +5,15 @@ retries or decides. All methods except `read_nowait` may block: worker threads c
 """
 
 import errno
+import fcntl
 import os
+import signal
 from pathlib import Path
 
 from cachefs.trusted_path import open_own_file
 
+_F_SETSIG = 10
+"""From asm-generic/fcntl.h. The module `fcntl` lacks it."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a full disk, or of one on which this user may use no more."""
 
@@ -25,14 +29,17 @@ class Disk:
         """Open an existing file for reading and writing, and return its descriptor."""
         return open_own_file(path, os.O_RDWR)
 
-    def create(self, path: Path, size_bytes: int) -> int:
-        """Create a file, allocate all its space, and return its descriptor.
+    def create(self, path: Path, size_bytes: int, is_sparse: bool = False) -> int:
+        """Create a file, allocate all its space unless `is_sparse`, and return its descriptor.
 
         Raises `FileExistsError` if `path` exists. If the allocation fails, removes the file.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, size_bytes)
+            if is_sparse:
+                os.ftruncate(fd, size_bytes)
+            else:
+                os.posix_fallocate(fd, 0, size_bytes)
         except OSError:
             os.close(fd)
             path.unlink(missing_ok=True)
@@ -60,6 +67,23 @@ class Disk:
     def forget(self, fd: int) -> None:
         """Drop the file's clean pages from memory, so that the next read goes to the disk."""
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def is_used_elsewhere(self, fd: int) -> bool:
+        """Whether another open file description, or a mapping of one, has this file.
+
+        The kernel gives a write lease only to a file that nobody else has open (fcntl(2),
+        F_SETLEASE). A process that opens it before the lease is given back causes a signal; the
+        one that is set here is ignored. False where the file system has no leases.
+        """
+        try:
+            fcntl.fcntl(fd, _F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
 
     def unlink(self, path: Path) -> None:
         """Remove a file; does nothing if it is missing."""

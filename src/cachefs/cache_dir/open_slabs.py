@@ -27,11 +27,13 @@ def descriptors_for_slabs() -> int:
 
 
 def close_slab(slab: Slab) -> None:
-    """Close the slab's file, if it is open. No other code closes a slab's descriptor. Nobody may
+    """Close the slab's files, if they are open. No other code closes its descriptors. Nobody may
     use it now: see `Slab.is_busy`."""
     if slab.fd >= 0:
         os.close(slab.fd)
-        slab.fd = -1
+        if slab.table_fd not in (slab.fd, -1):
+            os.close(slab.table_fd)
+        slab.fd = slab.table_fd = -1
 
 
 class OpenSlabs:

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from cachefs.format.index_record import NO_CLASS, SlabRow, pack_bitmap, unpack_bitmap
-from cachefs.format.slab import NO_MASK, SlabLayout
+from cachefs.format.slab import NO_MASK, SlabLayout, WholeObject
 
 FREE, USED, WRITING, ZOMBIE, PINNED = 0, 1, 2, 3, 4
 _PINNED_AS_USED = bytes(USED if state == PINNED else state for state in range(256))
@@ -63,6 +63,7 @@ class Slab:
         "slot_bytes",
         "slot_count",
         "state",
+        "table_fd",
         "tick",
         "ticks",
         "used_bytes",
@@ -71,6 +72,7 @@ class Slab:
         "verified",
         "was_opened",
         "was_read",
+        "whole",
         "writing_count",
     )
 
@@ -79,6 +81,14 @@ class Slab:
         self.slab_bytes = slab_bytes
         self.fd = -1
         """Descriptor of the file; -1 while it is not open. `open_slabs.close_slab` closes it."""
+        self.table_fd = -1
+        """Descriptor of the file with header and slot table: `fd`, unless the slab holds a whole
+        object."""
+        self.whole: WholeObject | None = None
+        """The object whose blocks this slab holds, if it is a slab for one object. Then slot N
+        belongs to block N for ever, the file is never used for anything else, and all of it is
+        evicted together: the kernel may read it without this process, for as long as anybody has
+        it open."""
         self.mask = NO_MASK
         """`SlabHeader.mask`, valid while the file is open."""
         self.was_opened = False
@@ -159,7 +169,7 @@ class Slab:
             if self.pinned_count:
                 pinned = pack_bitmap(self.state.translate(_ONLY_PINNED))
         fields = (self.class_index, self.slot_count, self.used_count, tick, self.used_bytes)
-        return SlabRow(*fields, bitmap, pinned)
+        return SlabRow(*fields, bitmap, pinned, self.whole)
 
     def used_slots(self) -> Iterator[int]:
         """Iterate over the slots that hold a block, ascending; exhaust it before any change."""
@@ -222,6 +232,13 @@ class Slab:
             yield
         finally:
             self.users -= 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it holds a whole object, all of whose blocks were verified since the start."""
+        if self.whole is None or self.used_count < self.slot_count or self._bitmap is not None:
+            return False
+        return 0 not in self.verified
 
     def is_empty(self) -> bool:
         """Whether no slot is used, written, or read by a thread."""

@@ -14,6 +14,9 @@ Invariants (checked by tests/unit/test_slabs.py):
 
 The charge of a used slot is its share of the slab file (`slab_bytes / slot_count`, rounded down).
 So a tier with all slots used has its whole quota charged, whatever the classes.
+
+A slab of a whole object (`Slab.whole`) has no class of `SLOT_CLASSES`, and is never among the open
+or spare slabs: each of its slots is for one block only (`allocate_for`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +24,8 @@ from contextlib import contextmanager
 
 from cachefs.cache_dir.slab import FREE, NO_LAYOUT, PINNED, USED, WRITING, ZOMBIE, Slab
 from cachefs.format.index_record import NO_CLASS, SlabRow
-from cachefs.format.slab import SLOT_CLASSES, slab_layout
+from cachefs.format.slab import OBJECT_CLASS, SLOT_CLASSES, WholeObject, slab_layout
+from cachefs.types import BlockKey
 
 NEAR_CLASSES = 5
 """How many larger classes a block may use. From 4 KiB on, classes grow by an eighth at most, so
@@ -41,6 +45,13 @@ class SlabSet:
         self.cached_bytes = 0
         self._open: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
         self._of_class: list[dict[int, Slab]] = [{} for _ in SLOT_CLASSES]
+        self.of_object: dict[bytes, Slab] = {}
+        """Object id -> slab, of the slabs that hold a whole object."""
+        self.emptied: dict[int, Slab] = {}
+        """Slab id -> slab, of those whose last block was dropped: their files are to be deleted,
+        unless they have got a block again."""
+        self.disk_bytes = 0
+        """Size of all slab files, without the tables of whole objects."""
         self.spare: dict[int, Slab] = {}
         """Slab id -> slab, of the slabs that any class may take."""
         self._next_id = 0
@@ -67,10 +78,9 @@ class SlabSet:
         """The part of the quota that whole slabs can fill."""
         return self.max_slabs * self.slab_bytes
 
-    @property
-    def disk_bytes(self) -> int:
-        """Size of all slab files."""
-        return len(self.by_id) * self.slab_bytes
+    def has_space(self, slab_bytes: int) -> bool:
+        """Whether the quota allows another slab file of this size."""
+        return self.disk_bytes + slab_bytes <= self.capacity_bytes
 
     def take_id(self) -> int:
         """Return a new slab id: not below `skip_ids`, and not used since the directory was
@@ -88,7 +98,10 @@ class SlabSet:
         If the row is missing or wrong, the slab has no class and no slots.
         """
         slab = Slab(slab_id, self.slab_bytes)
-        if row is not None and row.class_index < len(SLOT_CLASSES):
+        if row is not None and row.whole is not None:
+            self._become(slab, row.whole)
+            slab.restore(row, row.whole.layout)
+        elif row is not None and row.class_index < len(SLOT_CLASSES):
             layout = slab_layout(row.class_index, self.slab_bytes)
             if layout.slot_count == row.slot_count:
                 slab.restore(row, layout)
@@ -103,6 +116,7 @@ class SlabSet:
         self.withdraw(slab)
         self._count(slab, -1)
         self._sort_out(slab)
+        self.emptied.pop(slab.slab_id, None)
         del self.by_id[slab.slab_id]
 
     def reformat(self, slab: Slab, class_index: int | None, tick: int) -> None:
@@ -110,10 +124,24 @@ class SlabSet:
         self.withdraw(slab)
         self._count(slab, -1)
         self._sort_out(slab)
+        assert slab.whole is None
         layout = NO_LAYOUT if class_index is None else slab_layout(class_index, self.slab_bytes)
         slab.format(layout, tick)
         self._count(slab, 1)
         self._sort_in(slab)
+
+    def make_whole(self, slab: Slab, whole: WholeObject, tick: int) -> None:
+        """Make a slab without a class one that holds a whole object, and has no block yet."""
+        assert slab.class_index == NO_CLASS
+        self._count(slab, -1)
+        self._sort_out(slab)
+        self._become(slab, whole)
+        slab.format(whole.layout, tick)
+        self._count(slab, 1)
+
+    @staticmethod
+    def _become(slab: Slab, whole: WholeObject) -> None:
+        slab.whole, slab.slab_bytes = whole, whole.size_bytes
 
     def spare_slab(self) -> Slab | None:
         """Return an empty slab that any class may take and no thread reads, or None."""
@@ -154,6 +182,21 @@ class SlabSet:
         if slab.free_count == 0:
             self._sort_out(slab)
         return slot
+
+    def allocate_for(self, slab: Slab, key: BlockKey) -> bool:
+        """Put the slot of this block into the state WRITING, in the slab of its object. `commit` or
+        `abort` must follow. Returns False if the slot is not free."""
+        assert slab.whole is not None
+        assert slab.whole.object_id == key.object_id
+        slab.hydrate()
+        slot = key.block_index
+        if slab.draining or slot >= slab.slot_count or slab.state[slot] != FREE:
+            return False
+        slab.state[slot] = WRITING
+        slab.verified[slot] = 0
+        slab.free_count -= 1
+        slab.writing_count += 1
+        return True
 
     def commit(self, slab: Slab, slot: int, length: int, checksum: int) -> None:
         """Mark a written slot as used; `checksum` is that of the bytes written."""
@@ -203,6 +246,8 @@ class SlabSet:
             slab.state[slot] = ZOMBIE
         else:
             self._release(slab, slot)
+        if slab.whole is not None and slab.used_count == 0:
+            self.emptied[slab.slab_id] = slab
 
     def pin(self, slab: Slab, slot: int) -> bool:
         """Pin the block of a used slot. Returns False if it was pinned, or if there is no block."""
@@ -277,14 +322,20 @@ class SlabSet:
         self.pinned_charge_bytes += sign * slab.pinned_count * slab.charge_bytes
         self.cached_blocks += sign * slab.used_count
         self.cached_bytes += sign * slab.used_bytes
-        if slab.class_index != NO_CLASS:
+        self.disk_bytes += sign * slab.slab_bytes
+        if slab.whole is not None:
+            if sign > 0:
+                self.of_object[slab.whole.object_id] = slab
+            elif self.of_object.get(slab.whole.object_id) is slab:
+                del self.of_object[slab.whole.object_id]
+        elif slab.class_index != NO_CLASS:
             if sign > 0:
                 self._of_class[slab.class_index][slab.slab_id] = slab
             else:
                 del self._of_class[slab.class_index][slab.slab_id]
 
     def _sort_in(self, slab: Slab) -> None:
-        if slab.draining:
+        if slab.draining or slab.whole is not None:
             return
         if slab.free_count == slab.slot_count:
             self.spare[slab.slab_id] = slab
@@ -293,5 +344,5 @@ class SlabSet:
 
     def _sort_out(self, slab: Slab) -> None:
         self.spare.pop(slab.slab_id, None)
-        if slab.class_index != NO_CLASS:
+        if slab.class_index not in (NO_CLASS, OBJECT_CLASS):
             self._open[slab.class_index].pop(slab.slab_id, None)

@@ -380,6 +380,11 @@ class ProcessSection(Section):
         "from the cache disk, as fast as local files. Each open of a small file then takes longer. "
         "It needs root and Linux 6.9. cachefs status shows whether it is possible.",
     )
+    passthrough_from: Annotated[int, size(1 << 20), Flag("SIZE")] = Field(
+        64 << 20,
+        description="With --passthrough, store files of this size or larger as one file each in "
+        "the cache, so that the kernel can read them directly.",
+    )
     keeper: Annotated[Path | None, OPTIONAL_PATH, Flag("SOCKET", shown_default="none")] = Field(
         None,
         description="The socket of a keeper (cachefs keeper). SIGTERM or a kill then leaves the "

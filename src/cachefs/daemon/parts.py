@@ -22,7 +22,7 @@ from cachefs.control.routes.tier import TierRoutes
 from cachefs.control.routes.writes import WritesRoutes
 from cachefs.daemon.live_changes import LiveChanges
 from cachefs.daemon.memory_limit import bounded_buffer
-from cachefs.daemon.passthrough import Passthrough
+from cachefs.daemon.passthrough import Passthrough, object_slabs_from_bytes
 from cachefs.daemon.relayed import Relayed
 from cachefs.daemon.settings import shared_secret
 from cachefs.daemon.tiers import open_names, open_tiers
@@ -126,6 +126,7 @@ def build_base(opened: Opened) -> Base:
         patience_s=0.95 * config.read_timeout,  # after the origin's deadline: that error says why
         tolerant=bool(data_path.restarts),
         shared=_shared_tier(opened),
+        object_slabs_from_bytes=None if opened.link is None else object_slabs_from_bytes(config),
     )
     users = None if relayed is None else relayed.table
     limits = UidLimits(config.limit_uid, users, session.bound_reads)

@@ -49,6 +49,13 @@ def never_passes_through(config: MountConfig) -> str | None:
     return None
 
 
+def object_slabs_from_bytes(config: MountConfig) -> int | None:
+    """Return from which size on objects get a slab of their own, so that their files can be passed
+    through; None if no file ever is."""
+    is_possible = never_passes_through(config) is None and os.geteuid() == 0
+    return config.passthrough_from if is_possible else None
+
+
 class Passthrough:
     """Decides for one mount behind the relay whether files may be passed through when they are
     opened. All methods run on the loop."""

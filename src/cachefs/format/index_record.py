@@ -9,6 +9,7 @@ import sys
 from array import array
 from typing import NamedTuple
 
+from cachefs.format.slab import WHOLE_BYTES, WholeObject, decode_whole, encode_whole
 from cachefs.types import BlockKey, BlockLocation
 
 BLOCKS_TABLE = "blocks"
@@ -42,6 +43,8 @@ _SLAB_ROW = struct.Struct("<HHIIIQ")
 """Class, flags, slot count, used count, recency tick, bytes of the blocks. The bitmaps follow."""
 _HAS_PINNED = 1
 """Flag: a second bitmap follows, with the pinned slots."""
+_IS_WHOLE = 2
+"""Flag: at the end, the object follows that the slab holds (`format/slab.py`)."""
 
 _RECENCY_HEAD = struct.Struct("<HH")
 """Class, 0. A u32 for each slot follows."""
@@ -116,13 +119,15 @@ class SlabRow(NamedTuple):
     used_bytes: int
     bitmap: bytes
     pinned_bitmap: bytes = b""
+    whole: WholeObject | None = None
 
 
 def encode_slab_row(row: SlabRow) -> bytes:
     """Return the value of a slab in the slabs table."""
-    flags = _HAS_PINNED if row.pinned_bitmap else 0
+    flags = (_HAS_PINNED if row.pinned_bitmap else 0) | (_IS_WHOLE if row.whole else 0)
     fields = (row.class_index, flags, row.slot_count, row.used_count, row.tick, row.used_bytes)
-    return _SLAB_ROW.pack(*fields) + row.bitmap + row.pinned_bitmap
+    whole = b"" if row.whole is None else encode_whole(row.whole)
+    return _SLAB_ROW.pack(*fields) + row.bitmap + row.pinned_bitmap + whole
 
 
 def decode_slab_row(data: bytes) -> SlabRow | None:
@@ -131,6 +136,12 @@ def decode_slab_row(data: bytes) -> SlabRow | None:
     if len(data) < _SLAB_ROW.size:
         return None
     class_index, flags, slot_count, used_count, tick, used_bytes = _SLAB_ROW.unpack_from(data)
+    whole = None
+    if flags & _IS_WHOLE:
+        data, whole = data[:-WHOLE_BYTES], decode_whole(data[-WHOLE_BYTES:])
+        if whole is None or whole.layout[:3:2] != (class_index, slot_count):
+            return None
+        flags &= ~_IS_WHOLE
     bitmap_bytes = -(-slot_count // 8)
     bitmap = data[_SLAB_ROW.size : _SLAB_ROW.size + bitmap_bytes]
     pinned = data[_SLAB_ROW.size + bitmap_bytes :]
@@ -140,7 +151,7 @@ def decode_slab_row(data: bytes) -> SlabRow | None:
         return None
     if int.from_bytes(pinned, "little") & ~int.from_bytes(bitmap, "little"):
         return None
-    return SlabRow(class_index, slot_count, used_count, tick, used_bytes, bitmap, pinned)
+    return SlabRow(class_index, slot_count, used_count, tick, used_bytes, bitmap, pinned, whole)
 
 
 def encode_recency(class_index: int, ticks: "array[int]") -> bytes:

@@ -44,6 +44,7 @@ MAX_SLAB_ID = (1 << 31) - 1
 disk, and the next id must fit, too."""
 
 _SLAB_NAME = re.compile(r"([0-9]{6,10})\.slab")
+_TABLE_ENDING = ".table"
 
 
 def slab_name(slab_id: int) -> str:
@@ -57,6 +58,14 @@ def slab_id_of(name: str) -> int | None:
     if match is None or slab_name(int(match[1])) != name or int(match[1]) > MAX_SLAB_ID:
         return None
     return int(match[1])
+
+
+def slab_id_of_table(name: str) -> int | None:
+    """Return the slab id in the name of a table file, for example of `000042.table`; None for
+    another name."""
+    if not name.endswith(_TABLE_ENDING):
+        return None
+    return slab_id_of(name.removesuffix(_TABLE_ENDING) + ".slab")
 
 
 class TierPaths:
@@ -85,6 +94,10 @@ class TierPaths:
 
     def slab(self, slab_id: int) -> Path:
         return self.slabs / slab_name(slab_id)
+
+    def table(self, slab_id: int) -> Path:
+        """The file with header and slot table of a slab that holds one whole object."""
+        return self.slab(slab_id).with_suffix(_TABLE_ENDING)
 
 
 SPOOL_IDENTITY_NAME = "spool.json"

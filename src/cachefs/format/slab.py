@@ -1,4 +1,4 @@
-"""Encode and decode slab files, format 4 (docs/formats/slab.md).
+"""Encode and decode slab files, formats 4 and 5 (docs/formats/slab.md).
 
     0      header, padded with zeros to 4096 bytes
     4096   slot table: 32 bytes for each slot
@@ -9,6 +9,9 @@ All numbers are little-endian. A table entry is only a hint, as it may be older 
 its slot. A block is served only if the xxh3_64 of its bytes equals the checksum stored with its
 key. An entry whose other fields were damaged gives another checksum than its block has. In format
 3, the mask depends on the slab only; in format 2, the entries have no mask.
+
+A slab of format 5 holds the blocks of one object, in order. Its file has exactly the bytes of the
+object. Header and slot table are in a file beside it.
 """
 
 import hashlib
@@ -23,6 +26,7 @@ from cachefs.types import BLOCK_BYTES, BlockKey, Buffer
 
 SLAB_MAGIC = b"cachefsS"
 SLAB_FORMAT = 4
+OBJECT_FORMAT = 5
 _SAME_MASK = 3
 _WITHOUT_MASK = 2
 """Earlier formats. Such slabs are still read and written, until they get another class."""
@@ -38,8 +42,11 @@ size."""
 
 _HEADER = struct.Struct("<8sHHIIII16s")
 """Magic, format, class, slot bytes, slot count, slab id, slab bytes, tier uuid."""
+_OBJECT = struct.Struct("<Q16s")
+"""Size in bytes, object id. In format 5 they follow the fields of `_HEADER`, in which the slab
+bytes are 0."""
 _HEADER_CHECKSUM = struct.Struct("<Q")
-"""The xxh3_64 of the fields of `_HEADER`. It follows them."""
+"""The xxh3_64 of all fields. It follows them."""
 SLOT_ENTRY = struct.Struct("<16sIIQ")
 """Object id, block index, length in bytes (0: never used), checksum XOR mask of the entry."""
 _ENTRY_FIELDS_BYTES = 24
@@ -64,6 +71,9 @@ SLOT_CLASSES = _slot_classes()
 
 assert SLOT_CLASSES[-1] == BLOCK_BYTES
 
+OBJECT_CLASS = len(SLOT_CLASSES)
+"""The class of slabs that hold one object. Their slots have the size of a block."""
+
 
 def class_of(length: int) -> int:
     """Return the class with the smallest slot that holds `length` bytes; 1 <= length <= 1 MiB."""
@@ -87,6 +97,11 @@ class SlabLayout(NamedTuple):
         """Return the offset of the slot's data in the file."""
         return self.data_offset + slot * self.slot_bytes
 
+    @property
+    def table_bytes(self) -> int:
+        """Size of header and slot table."""
+        return table_offset(self.slot_count)
+
 
 @cache
 def slab_layout(class_index: int, slab_bytes: int) -> SlabLayout:
@@ -100,6 +115,36 @@ def slab_layout(class_index: int, slab_bytes: int) -> SlabLayout:
         if data_offset + count * slot_bytes <= slab_bytes:
             return SlabLayout(class_index, slot_bytes, count, data_offset)
         count -= 1
+
+
+class WholeObject(NamedTuple):
+    """The object version that a slab of `OBJECT_CLASS` holds."""
+
+    object_id: bytes
+    size_bytes: int
+
+    @property
+    def layout(self) -> SlabLayout:
+        """The layout of its slab: slot N has block N, at the place that it has in the object."""
+        return SlabLayout(OBJECT_CLASS, BLOCK_BYTES, -(-self.size_bytes // BLOCK_BYTES), 0)
+
+
+def encode_whole(whole: WholeObject) -> bytes:
+    """Return the 24 bytes that describe the object in a header or a row of the index."""
+    return _OBJECT.pack(whole.size_bytes, whole.object_id)
+
+
+def decode_whole(data: bytes | memoryview) -> WholeObject | None:
+    """Invert `encode_whole`. Return None for another length, or if no slab can hold the object."""
+    if len(data) != _OBJECT.size:
+        return None
+    size_bytes, object_id = _OBJECT.unpack(data)
+    if not 0 < size_bytes <= BLOCK_BYTES << 31:
+        return None
+    return WholeObject(object_id, size_bytes)
+
+
+WHOLE_BYTES = _OBJECT.size
 
 
 class EntryMask(NamedTuple):
@@ -126,13 +171,22 @@ def table_offset(slot: int) -> int:
 
 
 class SlabHeader(NamedTuple):
-    """The fields of a slab's header. The layout follows from class and size."""
+    """The fields of a slab's header. The layout follows from class and size, or from `whole`."""
 
     slab_id: int
     class_index: int
     slab_bytes: int
     tier_uuid: bytes
     format: int = SLAB_FORMAT
+    whole: WholeObject | None = None
+    """The object that the slab holds, in format 5."""
+
+    @property
+    def layout(self) -> SlabLayout:
+        """Sizes and offsets in the slab."""
+        if self.whole is not None:
+            return self.whole.layout
+        return slab_layout(self.class_index, self.slab_bytes)
 
     @property
     def mask(self) -> EntryMask:
@@ -152,7 +206,7 @@ class SlabHeader(NamedTuple):
 
 def encode_header(header: SlabHeader) -> bytes:
     """Return the header, padded to 4096 bytes."""
-    layout = slab_layout(header.class_index, header.slab_bytes)
+    layout = header.layout
     fields = _HEADER.pack(
         SLAB_MAGIC,
         header.format,
@@ -160,9 +214,11 @@ def encode_header(header: SlabHeader) -> bytes:
         layout.slot_bytes,
         layout.slot_count,
         header.slab_id,
-        header.slab_bytes,
+        0 if header.whole else header.slab_bytes,
         header.tier_uuid,
     )
+    if header.whole is not None:
+        fields += encode_whole(header.whole)
     checksum = _HEADER_CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
     return (fields + checksum).ljust(HEADER_BYTES, b"\0")
 
@@ -170,22 +226,27 @@ def encode_header(header: SlabHeader) -> bytes:
 def decode_header(data: bytes) -> SlabHeader | None:
     """Decode a header. Return None unless every field is valid: a slab with an invalid header
     contains no usable data."""
-    if len(data) < _HEADER.size + _HEADER_CHECKSUM.size:
-        return None
-    (checksum,) = _HEADER_CHECKSUM.unpack_from(data, _HEADER.size)
-    if xxhash.xxh3_64_intdigest(data[: _HEADER.size]) != checksum:
+    if len(data) < _HEADER.size + _OBJECT.size + _HEADER_CHECKSUM.size:
         return None
     magic, version, class_index, slot_bytes, slot_count, slab_id, slab_bytes, uuid = (
         _HEADER.unpack_from(data)
     )
-    if magic != SLAB_MAGIC or version not in (_WITHOUT_MASK, _SAME_MASK, SLAB_FORMAT):
+    is_whole = version == OBJECT_FORMAT
+    end = _HEADER.size + (_OBJECT.size if is_whole else 0)
+    (checksum,) = _HEADER_CHECKSUM.unpack_from(data, end)
+    if magic != SLAB_MAGIC or xxhash.xxh3_64_intdigest(data[:end]) != checksum:
         return None
-    if class_index >= len(SLOT_CLASSES):
+    whole = decode_whole(data[_HEADER.size : end]) if is_whole else None
+    if whole is not None:
+        header = SlabHeader(slab_id, class_index, whole.size_bytes, uuid, version, whole)
+        is_known = class_index == OBJECT_CLASS and slab_bytes == 0
+    else:
+        header = SlabHeader(slab_id, class_index, slab_bytes, uuid, version)
+        is_known = version in (_WITHOUT_MASK, _SAME_MASK, SLAB_FORMAT)
+        is_known = is_known and class_index < len(SLOT_CLASSES)
+    if not is_known or (slot_bytes, slot_count) != header.layout[1:3]:
         return None
-    layout = slab_layout(class_index, slab_bytes)
-    if (slot_bytes, slot_count) != (layout.slot_bytes, layout.slot_count):
-        return None
-    return SlabHeader(slab_id, class_index, slab_bytes, uuid, version)
+    return header
 
 
 class SlotEntry(NamedTuple):

@@ -14,8 +14,10 @@ Handlers raise only `pyfuse3.FUSEError`, which carries the errno for the kernel.
 
 import errno
 import logging
+import math
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial, wraps
 from time import perf_counter_ns
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -140,6 +142,7 @@ class Operations(pyfuse3.Operations):
         `hints`, hint attributes do not exist."""
         super().__init__()
         self._publisher = publisher
+        self._large_bytes = math.inf if publisher is None else publisher.large_bytes
         self._hints = hints
         if publisher is not None:
             namespace.outlive()
@@ -398,6 +401,8 @@ class Operations(pyfuse3.Operations):
                 continue
             entry.attr_timeout = attr_timeout_s
             self._attrs.fill(entry, child, *stat)
+            if stat[1] >= self._large_bytes:
+                self._note_large(self._namespace.inode(child))
             if stat[0] == KIND_DIR:
                 mtime_ns, ttl_s = self._namespace.directory_mtime(child, stat[2])
                 self._attrs.set_directory_times(entry, mtime_ns)
@@ -433,8 +438,16 @@ class Operations(pyfuse3.Operations):
         mtime_ns, ttl_s = inode.mtime_ns, self._namespace.ttls.attr_s
         if inode.is_dir:
             mtime_ns, ttl_s = self._namespace.directory_mtime(inode.ino, mtime_ns)
+        elif inode.size_bytes >= self._large_bytes:
+            self._note_large(inode)
         self._namespace.write_ahead()
         return self._attrs.build(inode, mtime_ns, ttl_s, entry_ttl_s)
+
+    def _note_large(self, inode: Inode) -> None:
+        """Let the kernel open a large file by itself, if it is cached as a whole."""
+        if self._publisher is not None and not inode.is_dir:
+            with suppress(CachefsError):  # its path may be lost; a READ tells that
+                self._publisher.note_entry(inode.ino, self._namespace.object_ref(inode))
 
     @translated
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:

@@ -264,6 +264,8 @@ class Fetcher:
             return
         blocks = range(extent.first_block, extent.first_block + extent.block_count)
         size_bytes = sum(map(ref.block_length, blocks))
+        if extent.first_block == 0 and self._cache.object_slabs.wants(ref):
+            await self._cache.object_slabs.keep(ref, may_evict=True)
         tries = 0
         while True:
             await self._throttle.begin(size_bytes)

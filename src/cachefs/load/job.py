@@ -189,6 +189,8 @@ class Job:
             elif cache.is_stored(ref):
                 progress.cached_files += 1
                 progress.cached_bytes += ref.meta.size_bytes
+                if self.report.spec.mode == "load" and cache.object_slabs.wants(ref):
+                    await cache.object_slabs.keep(ref, may_evict=False)
             else:
                 self._note_missing(ino, ref.meta.size_bytes)
 
@@ -208,10 +210,13 @@ class Job:
         """Return the file's present version; None if the file was removed or replaced since the job
         began. Verifying counts that as a failure."""
         try:
-            namespace = self._context.namespace
-            return namespace.object_ref(namespace.inode(ino))
+            namespace, slabs = self._context.namespace, self._context.cache.object_slabs
+            ref = namespace.object_ref(namespace.inode(ino))
         except (CachefsError, LookupError):
             return None
+        if slabs.wants(ref):
+            slabs.note_inode(ino, ref)
+        return ref
 
     # -- preflight -----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cachefs.cache.check.repair import Repair
-from cachefs.cache.check.slab import Problem, check_slots, describe, read_header
+from cachefs.cache.check.slab import Problem, check_slots, describe
 from cachefs.cache.tier.index import boot_id
 from cachefs.cache_dir.directory import CacheDirectory
 from cachefs.db import DamagedDatabaseError, DatabaseReader, database_exists
@@ -37,11 +37,11 @@ from cachefs.format.index_record import (
     encode_slab_key,
     pack_bitmap,
 )
-from cachefs.format.paths import TierPaths, slab_id_of, slab_name
-from cachefs.format.slab import EntryMask, SlabLayout, decode_header, slab_layout
+from cachefs.format.paths import TierPaths, slab_id_of, slab_id_of_table, slab_name
+from cachefs.format.slab import SlabHeader
 from cachefs.format.tier_identity import MOST_BYTES, TierIdentity, decode_identity
 from cachefs.trusted_path import check_directory as check_root
-from cachefs.trusted_path import open_own_file, read_own_file
+from cachefs.trusted_path import read_own_file
 from cachefs.types import BlockLocation
 
 Progress = Callable[[int, int], None]
@@ -102,16 +102,15 @@ def check_directory(
     source = decode_identity(data, str(path)).source
     tier = CacheDirectory.open(path, _ANY_QUOTA_BYTES, source)
     try:
-        return _check_locked(tier.paths, tier.identity, repair, progress)
+        return _check_locked(tier, repair, progress)
     except OSError as error:
         raise CacheDirError(f"cache directory {path}: {error.strerror}") from error
     finally:
         tier.close()
 
 
-def _check_locked(
-    paths: TierPaths, identity: TierIdentity, repair: bool, progress: Progress
-) -> Report:
+def _check_locked(tier: CacheDirectory, repair: bool, progress: Progress) -> Report:
+    paths, identity = tier.paths, tier.identity
     why: str | None = None
     reader = None
     try:
@@ -120,7 +119,7 @@ def _check_locked(
         why = error.why
     rebuilt = Repair(paths, identity, _ANY_QUOTA_BYTES) if repair else None
     try:
-        check = _Check(paths, identity, reader, rebuilt, why)
+        check = _Check(tier, reader, rebuilt, why)
         check.run(progress)
         check.finish_repair()
     finally:
@@ -155,21 +154,18 @@ class _Check:
 
     def __init__(
         self,
-        paths: TierPaths,
-        identity: TierIdentity,
+        tier: CacheDirectory,
         reader: DatabaseReader | None,
         repair: Repair | None,
         why_no_index: str | None,
     ) -> None:
-        self.report = Report(paths.root)
-        self._paths = paths
-        self._identity = identity
+        self.report = Report(tier.paths.root)
+        self._tier = tier
+        self._paths = tier.paths
         self._reader = reader
         self._repair = repair
-        self._layouts: dict[int, SlabLayout] = {}
-        """Slab id -> layout, of the slabs that belong to this directory."""
-        self._masks: dict[int, EntryMask] = {}
-        """Slab id -> entry mask, of the same slabs."""
+        self._headers: dict[int, SlabHeader] = {}
+        """Slab id -> header, of the slabs that belong to this directory."""
         self._claims: dict[int, bytearray] = {}
         """Slab id -> one byte per slot, 1 if a possible row of the index points to it."""
         self._claimed_bytes: Counter[int] = Counter()
@@ -187,53 +183,52 @@ class _Check:
     def run(self, progress: Progress) -> None:
         """Fill `report`, and put the rows of the new index into the repair."""
         self._look_at_files()
-        if self._reader is None and self._layouts and not self.report.counts[Problem.BAD_INDEX]:
+        if self._reader is None and self._headers and not self.report.counts[Problem.BAD_INDEX]:
             self.report.add(Problem.BAD_INDEX, "there is none")
         self._note_claims()
         self._look_at_rows()
         for number in range(0 if self._reader is None else self._reader.bad_rows):
             self.report.add(Problem.BAD_ROW, f"number {number + 1}")
-        self.report.slabs = len(self._layouts)
-        for number, slab_id in enumerate(sorted(self._layouts)):
-            progress(number, len(self._layouts))
+        self.report.slabs = len(self._headers)
+        for number, slab_id in enumerate(sorted(self._headers)):
+            progress(number, len(self._headers))
             self._check_slab(slab_id)
-        progress(len(self._layouts), len(self._layouts))
+        progress(len(self._headers), len(self._headers))
 
     # -- the slab files --------------------------------------------------------------------------
 
     def _look_at_files(self) -> None:
         for name in sorted(os.listdir(self._paths.slabs)):
             path = self._paths.slabs / name
-            slab_id = slab_id_of(name)
+            slab_id, of_table = slab_id_of(name), slab_id_of_table(name)
             status = path.lstat()
-            if slab_id is None or stat.S_ISDIR(status.st_mode):
+            if (slab_id, of_table) == (None, None) or stat.S_ISDIR(status.st_mode):
                 self.report.add(Problem.FOREIGN_FILE, name)
                 self.report.left.append(f"slabs/{name}")
             elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 self.report.add(Problem.FOREIGN_FILE, name)
                 self._invalid.add(path)
-            else:
+            elif slab_id is not None:
                 self._look_at_slab(slab_id, path, status.st_size)
+            elif of_table is not None and not self._paths.slab(of_table).exists():
+                self.report.add(Problem.BAD_HEADER, f"{name}: its slab is gone")
+                self._invalid.add(path)
 
     def _look_at_slab(self, slab_id: int, path: Path, size_bytes: int) -> None:
-        identity = self._identity
-        fd = open_own_file(path)
-        try:
-            header = decode_header(read_header(fd))
-        finally:
-            os.close(fd)
-        mine = (slab_id, identity.slab_bytes, identity.uuid)
-        if header is None or (header.slab_id, header.slab_bytes, header.tier_uuid) != mine:
+        opened = self._tier.open_slab(slab_id)
+        opened.close()
+        header = opened.header
+        if header is None:
             self.report.add(Problem.BAD_HEADER, path.name)
             self._invalid.add(path)
+            if self._paths.table(slab_id).exists():
+                self._invalid.add(self._paths.table(slab_id))
             return
-        if size_bytes != identity.slab_bytes:
+        if size_bytes != header.slab_bytes:
             self.report.add(Problem.WRONG_SIZE, f"{path.name}: {size_bytes} bytes")
             self._misfits.append(path)
-        layout = slab_layout(header.class_index, identity.slab_bytes)
-        self._layouts[slab_id] = layout
-        self._masks[slab_id] = header.mask
-        self._claims[slab_id] = bytearray(layout.slot_count)
+        self._headers[slab_id] = header
+        self._claims[slab_id] = bytearray(header.layout.slot_count)
 
     # -- the index ---------------------------------------------------------------------------------
 
@@ -242,7 +237,7 @@ class _Check:
             return
         for key, value in self._reader.scan(BLOCKS_TABLE):
             row = self._decode(value)
-            if row is not None and row.slab not in self._layouts:
+            if row is not None and row.slab not in self._headers:
                 self.report.add(Problem.NO_SLAB, f"{describe(key)}: slab {row.slab}")
             elif row is None or not self._is_possible(row):
                 shown = None if row is None else tuple(row)
@@ -261,11 +256,11 @@ class _Check:
         return BlockLocation(*BLOCK_RECORD.unpack(value))
 
     def _is_possible(self, row: BlockLocation) -> bool:
-        layout = self._layouts.get(row.slab)
+        header = self._headers.get(row.slab)
         return (
-            layout is not None
-            and row.slot < layout.slot_count
-            and 0 < row.length <= layout.slot_bytes
+            header is not None
+            and row.slot < header.layout.slot_count
+            and 0 < row.length <= header.layout.slot_bytes
             and row.checksum != 0
         )
 
@@ -287,40 +282,38 @@ class _Check:
                 continue
             slab_id, row = decode_slab_key(key), decode_slab_row(value)
             self._rows[slab_id] = row
-            layout = self._layouts.get(slab_id)
+            header = self._headers.get(slab_id)
             name = slab_name(slab_id)
-            if layout is None:
+            if header is None:
                 if self._paths.slab(slab_id) not in self._invalid:  # counted already
                     self.report.add(Problem.NO_FILE, name)
-            elif row is None or row[:2] != (layout.class_index, layout.slot_count):
+            elif row is None or not _agree(row, header):
                 self.report.add(Problem.WRONG_ROW, name)
-            elif row[2:] != self._recount(slab_id, row):
+            elif row[2:6] != self._recount(slab_id, row):
                 self.report.add(Problem.WRONG_COUNT, name)
-        for slab_id in self._layouts.keys() - self._rows.keys():
+        for slab_id in self._headers.keys() - self._rows.keys():
             self.report.add(Problem.NO_ROW, slab_name(slab_id))
 
-    def _recount(self, slab_id: int, row: SlabRow) -> tuple[int, int, int, bytes, bytes]:
-        """Return the expected fields of the row, from the used count on.
+    def _recount(self, slab_id: int, row: SlabRow) -> tuple[int, int, int, bytes]:
+        """Return the expected fields of the row, from the used count to the bitmap.
 
-        The tick and the bitmap of pinned slots are taken from the row: they can't be recomputed.
+        The tick is taken from the row, as it can't be recomputed.
         """
         claims = self._claims[slab_id]
-        counted = (sum(claims), row.tick, self._claimed_bytes[slab_id], pack_bitmap(claims))
-        return (*counted, row.pinned_bitmap)
+        return (sum(claims), row.tick, self._claimed_bytes[slab_id], pack_bitmap(claims))
 
     # -- the content of the slabs ------------------------------------------------------------------
 
     def _check_slab(self, slab_id: int) -> None:
-        report, layout = self.report, self._layouts[slab_id]
+        report, header = self.report, self._headers[slab_id]
         path = self._paths.slab(slab_id)
-        fd = open_own_file(path)
+        opened = self._tier.open_slab(slab_id)
         try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            mask, claims = self._masks[slab_id], self._claims[slab_id]
-            found = check_slots(fd, slab_id, layout, mask, claims, self._find)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # only this check needed the pages
+            os.posix_fadvise(opened.fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            found = check_slots(opened, header, self._claims[slab_id], self._find)
+            self._tier.disk.forget(opened.fd)  # only this check needed the pages
         finally:
-            os.close(fd)
+            opened.close()
         for problem, detail in found.problems:
             report.add(problem, f"{path.name}, {detail}")
         report.recoverable += len(found.recoverable)
@@ -330,7 +323,7 @@ class _Check:
             old = self._rows.get(slab_id)
             # After a clean close only evicted blocks are missing from the index.
             recovers = not report.clean
-            blocks = self._repair.add_slab(slab_id, layout, found, recovers, old, recency)
+            blocks = self._repair.add_slab(header, found, recovers, old, recency)
             report.recovered += len(blocks) - len(found.good)
         report.blocks += len(blocks)
         report.block_bytes += sum(block.length for block in blocks)
@@ -340,3 +333,9 @@ class _Check:
         if self._repair is not None and (self.report.counts or self.report.recovered):
             self._repair.install(self._misfits, self._invalid)
             self.report.repaired = True
+
+
+def _agree(row: SlabRow, header: SlabHeader) -> bool:
+    """Whether the index and the slab's header name the same class, number of slots and object."""
+    of_header = (header.class_index, header.layout.slot_count, header.whole)
+    return of_header == (row.class_index, row.slot_count, row.whole)

@@ -31,7 +31,7 @@ from cachefs.format.index_record import (
     unpack_bitmap,
 )
 from cachefs.format.paths import TierPaths
-from cachefs.format.slab import SlabLayout
+from cachefs.format.slab import SlabHeader
 from cachefs.format.tier_identity import TierIdentity
 from cachefs.trusted_path import open_own_file
 
@@ -48,8 +48,7 @@ class Repair:
 
     def add_slab(
         self,
-        slab_id: int,
-        layout: SlabLayout,
+        header: SlabHeader,
         found: SlabFindings,
         recovers: bool,
         old: SlabRow | None,
@@ -69,8 +68,8 @@ class Repair:
                 for block in found.recoverable
                 if self._builder.put(BLOCKS_TABLE, block.key, block.value)
             ]
-        key = encode_slab_key(slab_id)
-        row = _slab_row(layout, blocks, old)
+        key = encode_slab_key(header.slab_id)
+        row, layout = _slab_row(header, blocks, old), header.layout
         self._builder.put(SLABS_TABLE, key, encode_slab_row(row))
         if recency and decode_recency(recency, layout.class_index, layout.slot_count):
             self._builder.put(RECENCY_TABLE, key, recency)
@@ -96,7 +95,8 @@ class Repair:
         shutil.rmtree(self._paths.new_index, ignore_errors=True)
 
 
-def _slab_row(layout: SlabLayout, blocks: list[FoundBlock], old: SlabRow | None) -> SlabRow:
+def _slab_row(header: SlabHeader, blocks: list[FoundBlock], old: SlabRow | None) -> SlabRow:
+    layout = header.layout
     states = bytearray(layout.slot_count)
     for block in blocks:
         states[block.slot] = 1
@@ -111,6 +111,7 @@ def _slab_row(layout: SlabLayout, blocks: list[FoundBlock], old: SlabRow | None)
         sum(block.length for block in blocks),
         pack_bitmap(states),
         pack_bitmap(pinned) if any(pinned) else b"",
+        header.whole,
     )
 
 

@@ -6,15 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from cachefs.cache_dir.directory import OpenedSlab
 from cachefs.format.index_record import BLOCK_KEY_BYTES, BLOCK_RECORD, decode_block_key
-from cachefs.format.slab import (
-    HEADER_BYTES,
-    SLOT_ENTRY,
-    EntryMask,
-    SlabLayout,
-    checksum_of,
-    table_offset,
-)
+from cachefs.format.slab import SLOT_ENTRY, SlabHeader, checksum_of, table_offset
 from cachefs.types import BlockLocation
 
 _CHUNK_BYTES = 4 << 20
@@ -62,21 +56,20 @@ class SlabFindings:
 
 
 def check_slots(
-    fd: int,
-    slab_id: int,
-    layout: SlabLayout,
-    mask: EntryMask,
+    opened: OpenedSlab,
+    header: SlabHeader,
     claims: bytearray,
     find: Callable[[bytes], BlockLocation | None],
 ) -> SlabFindings:
     """Read the slab once, from start to end, and compare it with the index.
 
-    `mask` is that of the slab's header (`SlabHeader.mask`).
+    `header` is that of the slab.
     `claims` has one byte per slot: 1 if a possible row of the index points to it. `find` returns
     the index row of a block key, or None if it has none or an impossible one.
     """
     found = SlabFindings()
-    table = _read(fd, layout.slot_count * SLOT_ENTRY.size, table_offset(0), found)
+    fd, slab_id, layout, mask = opened.fd, header.slab_id, header.layout, header.mask
+    table = _read(opened.table_fd, layout.slot_count * SLOT_ENTRY.size, table_offset(0), found)
     table = table.ljust(layout.slot_count * SLOT_ENTRY.size, b"\0")
     step = max(1, _CHUNK_BYTES // layout.slot_bytes)
     for first in range(0, layout.slot_count, step):
@@ -147,12 +140,4 @@ def _read(fd: int, length: int, offset: int, found: SlabFindings) -> bytes:
         return os.pread(fd, length, offset)
     except OSError as error:
         found.problems.append((Problem.UNREADABLE, f"offset {offset}: {error.strerror}"))
-        return b""
-
-
-def read_header(fd: int) -> bytes:
-    """Read the header of a slab file; empty if the disk refuses."""
-    try:
-        return os.pread(fd, HEADER_BYTES, 0)
-    except OSError:
         return b""

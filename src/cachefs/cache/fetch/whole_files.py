@@ -16,7 +16,9 @@ goes on without it.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol
 
 import trio
 
@@ -38,10 +40,29 @@ _LOOKS = 500
 _IDLE_S = 10.0
 
 
+class ObjectSlabs(Protocol):
+    """The part of `cachefs.cache.object_slabs.ObjectSlabs` that this module uses."""
+
+    def wants(self, ref: ObjectRef, /) -> bool: ...
+    def keep(
+        self, ref: ObjectRef, may_evict: bool, on_made: Callable[[bool], None], /
+    ) -> Awaitable[None]: ...
+
+
 class WholeFile:
     """One object version that is fetched as a whole, until `is_over`."""
 
-    __slots__ = ("_left", "_on_jump", "began_at", "is_next", "over", "place", "read_at", "ref")
+    __slots__ = (
+        "_left",
+        "_on_jump",
+        "began_at",
+        "is_next",
+        "over",
+        "place",
+        "read_at",
+        "ready",
+        "ref",
+    )
 
     def __init__(
         self, ref: ObjectRef, place: int, is_next: bool, on_jump: "Callable[[WholeFile], None]"
@@ -55,6 +76,8 @@ class WholeFile:
         self.began_at = self.read_at = trio.current_time()
         self.over = trio.Event()
         """Set when all blocks were requested, or when it has ended before that."""
+        self.ready = trio.Event()
+        """Set when it is known whether the object has a slab of its own."""
         self._left = bytearray(b"\1") * ref.block_count
         """1 for each block that is not known to be coming."""
 
@@ -98,6 +121,7 @@ class WholeFiles:
         fetches: Fetches,
         is_unneeded: Callable[[BlockKey, float], bool],
         has_free_space: Callable[[BlockKey, int, int], bool],
+        object_slabs: ObjectSlabs,
     ) -> None:
         """`is_unneeded(key, began_at)`: the block is cached or in flight, or its object was evicted
         after `began_at`. `has_free_space(key, length,
@@ -105,6 +129,7 @@ class WholeFiles:
         self._fetches = fetches
         self._is_unneeded = is_unneeded
         self._has_free_space = has_free_space
+        self._object_slabs = object_slabs
         self._files: OrderedDict[bytes, WholeFile] = OrderedDict()
         self._under_way = 0
         self._is_stopped = False
@@ -120,11 +145,24 @@ class WholeFiles:
             return file
         key = BlockKey(ref.object_id, place)
         more_bytes = ref.meta.size_bytes + self._reserved_bytes(next_too=is_next)
-        if self._is_stopped or not self._has_free_space(key, BLOCK_BYTES, more_bytes):
+        has_space = self._has_free_space(key, BLOCK_BYTES, more_bytes)
+        makes_space = not is_next and self._object_slabs.wants(ref)
+        nursery = self._fetches.nursery
+        if self._is_stopped or nursery is None or not (has_space or makes_space):
             return None
         file = self._files[ref.object_id] = WholeFile(ref, place, is_next, self._jump)
+        if has_space and not self._object_slabs.wants(ref):
+            file.ready.set()
+        else:
+            prepared = partial(self._prepared, file, has_space)
+            nursery.start_soon(self._object_slabs.keep, ref, not is_next, prepared)
         self._fill()
         return file
+
+    def _prepared(self, file: WholeFile, has_space: bool, has_slab: bool) -> None:
+        if not has_space and not has_slab:
+            self._end(file)
+        file.ready.set()
 
     def stop(self) -> None:
         """End all files, and begin no requests any more. Those under way continue."""
@@ -164,6 +202,7 @@ class WholeFiles:
         """Fetch the next extent of the file, of up to `most` blocks, or note that it is over. Then
         let others follow."""
         try:
+            await file.ready.wait()
             first = await self._next_missing(file)
             if file.is_over or first < 0 or not self._may_go_on(file, first):
                 self._end(file)

@@ -144,8 +144,13 @@ class TierSet:
 
     def entry(self, key: BlockKey, length: int, first_level: int) -> ActiveTier | None:
         """Return the tier that should store a block of `length` bytes, on `first_level` or a
-        slower level; None if no tier takes it."""
+        slower level; None if no tier takes it. The blocks of an object that has a slab of its own
+        belong there."""
         tiers = self._tiers
+        for active in tiers:
+            if key.object_id in active.directory.slabs.of_object and active.usable:
+                takes = active.level >= first_level and active.admission.is_open
+                return active if takes else None
         if len(tiers) == 1:
             (only,) = tiers
             takes = first_level == 0 and only.usable and only.admission.takes(length)

@@ -142,12 +142,16 @@ class Admission:
 
     def takes(self, length: int) -> bool:
         """Whether a block of `length` bytes would probably be stored. Very cheap."""
+        return self.is_open and self._evictor.has_or_makes_room(class_of(length))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a block would probably be stored for which there is a slot. Very cheap."""
         return (
             not self.closed
             and not self._stalled
             and self._store.io.health.usable
             and time.monotonic() >= self._no_room_before
-            and self._evictor.has_or_makes_room(class_of(length))
         )
 
     def offer(self, candidate: Candidate) -> None:
@@ -247,7 +251,7 @@ class Admission:
     async def _place(self, candidate: Candidate, writes: list[_Write]) -> Allocation | bool:
         """Return a slot for the block; True if the tier already has it, False if it can't."""
         store = self._store
-        if store.index.find(candidate.key) is not None:
+        if store.has_in_place(candidate.key):
             return True
         refused = self._refuses(candidate)
         if store.io.health.usable and not refused:
@@ -266,7 +270,8 @@ class Admission:
         """Whether the block was evicted on its way, can't be pinned although it must be, or would
         use space that eviction keeps free for others."""
         store, key = self._store, candidate.key
-        if not candidate.may_evict and not store.directory.fits_below_low(len(candidate.data)):
+        has_space = candidate.may_evict or key.object_id in store.slabs.of_object
+        if not has_space and not store.directory.fits_below_low(len(candidate.data)):
             return True
         if store.admission_filter.is_unwanted(key, candidate.began_at):
             return True
@@ -276,6 +281,14 @@ class Admission:
 
     async def _allocate(self, candidate: Candidate) -> Allocation | None:
         slabs = self._store.slabs
+        whole = slabs.of_object.get(candidate.key.object_id)
+        if whole is not None:
+            if not whole.is_ready and not await self._store.reconcile(whole):
+                return None
+            if slabs.of_object.get(candidate.key.object_id) is not whole or whole.fd < 0:
+                return None
+            is_free = slabs.allocate_for(whole, candidate.key)
+            return Allocation(whole, candidate.key.block_index) if is_free else None
         class_index = class_of(len(candidate.data))
         while True:
             slab = slabs.open_slab(class_index)
@@ -320,14 +333,17 @@ class Admission:
             if isinstance(result, OSError):
                 self._write_failed(result)
                 store.slabs.abort(slab, slot)
-            elif store.index.find(candidate.key) is not None:  # adopted from a slot table meanwhile
+            elif store.has_in_place(candidate.key):  # adopted from a slot table meanwhile
                 store.slabs.abort(slab, slot)
             elif self._refuses(candidate):
                 stored = False
                 store.slabs.abort(slab, slot)
             else:
                 age = (clock - candidate.tick) & CLOCK_MASK
+                is_pinned = slab.whole is not None and store.drop_misplaced(candidate.key)
                 store.admit(candidate.key, slab, slot, len(candidate.data), result, age)
+                if is_pinned:
+                    store.pin_moved(candidate.key)
                 touched[slab.slab_id] = slab
                 self._failing = False
                 if self._cooldown is not None:

@@ -14,6 +14,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
@@ -25,7 +26,7 @@ from cachefs.cache_dir.open_slabs import close_slab
 from cachefs.cache_dir.slab import Slab
 from cachefs.cache_dir.slabs import NEAR_CLASSES
 from cachefs.format.index_record import NO_CLASS
-from cachefs.format.slab import SLOT_CLASSES
+from cachefs.format.slab import SLOT_CLASSES, WholeObject
 from cachefs.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class Evictor:
         if slabs.open_slab_near(class_index) is not None or slabs.spare:
             return True
         not_before_s = max(self._broken_before, self._no_growth_before)
-        return len(slabs.by_id) < slabs.max_slabs and time.monotonic() >= not_before_s
+        return slabs.has_space(slabs.slab_bytes) and time.monotonic() >= not_before_s
 
     async def make_room(self, class_index: int, may_evict: bool = True) -> Slab | None:
         """Return a slab with a free slot for a block of the class; None if that is impossible, or
@@ -162,10 +163,75 @@ class Evictor:
             if near := self._borrow(class_index):
                 return near
         donor = self._donor(class_index)
-        if donor and await self._sweeper.empty(donor) and await self._reassign(donor, class_index):
+        if donor and await self._give_up(donor, class_index):
             self._debt_bytes[class_index] = 0
             return slabs.open_slab(class_index)
         return self._borrow(class_index)
+
+    async def _give_up(self, donor: Slab, class_index: int) -> bool:
+        """Empty a slab, and use its space for a slab of the class. Returns whether it did."""
+        if not await self._sweeper.empty(donor):
+            return False
+        if donor.whole is None:
+            return await self._reassign(donor, class_index)
+        return await self._delete(donor) and await self._grow(class_index)
+
+    async def make_whole(self, whole: WholeObject, may_evict: bool) -> Slab | None:
+        """Return the slab for one object, and create it if there is none; None if there is no space
+        for it.
+
+        For a new one, slabs without any block are deleted, and with `may_evict` those of other
+        objects, the one of least worth first, as far as the policy allows.
+        """
+        while True:
+            async with self._lock:
+                slab = self._slabs.of_object.get(whole.object_id)
+                if slab is not None:
+                    if not await self._store.reconcile(slab):
+                        return None
+                    if slab.is_ready:
+                        return slab
+                    continue  # its files were damaged, and it is gone
+                if time.monotonic() < max(self._broken_before, self._no_growth_before):
+                    return None
+                if whole.size_bytes > self._store.directory.watermarks.low_bytes:
+                    return None
+                if self._slabs.has_space(whole.size_bytes):
+                    return await self._create_whole(whole)
+                others = [slab for slab in self._slabs.of_object.values() if may_evict]
+                others = [slab for slab in others if self._may_give_up(slab)]
+                free_bytes = sum(slab.slab_bytes for slab in (*others, *self._slabs.spare.values()))
+                if not self._slabs.has_space(whole.size_bytes - free_bytes):
+                    return None
+                if not await self._free_slab(others):
+                    return None
+
+    async def _free_slab(self, others: list[Slab]) -> bool:
+        """Delete a slab without blocks, or one of `others`. Returns whether it did."""
+        spare = self._slabs.spare_slab()
+        if spare is not None:
+            return await self._store.reconcile(spare) and await self._delete(spare)
+        other = self._least_worth(others)
+        if other is None or not self._policy.may_empty(other):
+            return False
+        return await self._sweeper.empty(other) and await self._delete(other)
+
+    def _may_give_up(self, slab: Slab) -> bool:
+        """Whether the slab of an object may be deleted: nothing is written to it, no block is
+        pinned, and no process has the file open or mapped through the kernel."""
+        is_busy = slab.writing_count > 0 or slab.pinned_count > 0
+        return not is_busy and not self._sweeper.is_held(slab)
+
+    async def _create_whole(self, whole: WholeObject) -> Slab | None:
+        slab_id = self._store.files.take_id()
+        create = partial(self._store.directory.create_object_slab, slab_id, whole)
+        created = await self._try_to_create(whole.size_bytes, create)
+        if created is None:
+            return None
+        slab = self._add(slab_id, created)
+        self._slabs.make_whole(slab, whole, self._policy.now)
+        slab.hydrate()
+        return slab
 
     def _borrow(self, class_index: int) -> Slab | None:
         slab = self._slabs.open_slab_near(class_index)
@@ -190,15 +256,20 @@ class Evictor:
         can be evicted.
 
         The plan covers at least one block and at least the share `least`, even below the watermark.
-        The share refers to evictable blocks; pinned blocks are not evicted.
+        The share refers to evictable blocks; pinned blocks are not evicted, and neither are those
+        of an object whose file is open.
         """
         used = self._slabs.used_charge_bytes
         evictable = used - self._slabs.pinned_charge_bytes
+        slabs = list(self._slabs.by_id.values())
+        if self._slabs.of_object:
+            held = {slab for slab in slabs if slab.whole and self._sweeper.is_held(slab)}
+            evictable -= sum(slab.evictable_count * slab.charge_bytes for slab in held)
+            slabs = [slab for slab in slabs if slab not in held]
         if evictable <= 0:
             return None
         surplus = (used - self._store.directory.watermarks.low_bytes) / evictable
         fraction = min(1.0, max(least, surplus))
-        slabs = list(self._slabs.by_id.values())
         return self._policy.plan(slabs, fraction, _HASTY_SAMPLE_BLOCKS if least else SAMPLE_BLOCKS)
 
     async def _evict_to_low(self) -> bool:
@@ -262,18 +333,31 @@ class Evictor:
 
     async def _grow(self, class_index: int) -> bool:
         """Create a slab of the class if quota and free space allow. Returns whether it did."""
-        directory, slabs = self._store.directory, self._slabs
-        if len(slabs.by_id) >= slabs.max_slabs or time.monotonic() < self._no_growth_before:
+        slabs = self._slabs
+        slab_bytes = slabs.slab_bytes
+        if not slabs.has_space(slab_bytes) or time.monotonic() < self._no_growth_before:
             return False
         slab_id = self._store.files.take_id()
+        create = partial(self._store.directory.create_slab, slab_id, class_index)
+        created = await self._try_to_create(slab_bytes, create)
+        if created is None:
+            return False
+        self._slabs.reformat(self._add(slab_id, created), class_index, self._policy.now)
+        return True
+
+    async def _try_to_create(
+        self, size_bytes: int, create: Callable[[], OpenedSlab]
+    ) -> OpenedSlab | None:
+        """Create a slab's files in the writer thread; None if the disk is full, or would be."""
+        directory = self._store.directory
         try:
             created = await self._store.io.write(
-                directory.identity.slab_bytes, self._create_slab, slab_id, class_index
+                size_bytes, self._create_if_free, size_bytes, create
             )
         except OSError as error:
             self._no_growth_before = time.monotonic() + CHECK_INTERVAL_S
             self._failed(error, f"{directory.paths.root}: can't grow", error.errno not in _FULL)
-            return False
+            return None
         if created is None:
             self._no_growth_before = time.monotonic() + CHECK_INTERVAL_S
             if not self._told_full:
@@ -281,19 +365,23 @@ class Evictor:
                     "%s: the cache stops growing at %s: more would leave less than "
                     "--free-space-ratio of the disk free",
                     directory.paths.root,
-                    format_bytes(slabs.disk_bytes),
+                    format_bytes(self._slabs.disk_bytes),
                 )
             self._told_full = True
-            return False
+            return None
         self._told_full = False
         self._failing = False
-        slab = slabs.add(slab_id)
-        slab.fd, slab.mask = created.fd, created.mask
+        return created
+
+    def _add(self, slab_id: int, created: OpenedSlab) -> Slab:
+        """Add a slab that was just created. The caller must give it its class before its next
+        await."""
+        slab = self._slabs.add(slab_id)
+        slab.fd, slab.table_fd, slab.mask = created.fd, created.table_fd, created.mask
         slab.was_opened = slab.is_reconciled = True
-        slabs.reformat(slab, class_index, self._policy.now)
         self._store.put_row(slab)
         self._store.files.open_slabs.note(slab)
-        return True
+        return slab
 
     def _failed(self, error: OSError, what: str, broken: bool) -> None:
         """Count an error, and log it once until a slab has been created.
@@ -307,12 +395,11 @@ class Evictor:
             log.warning("%s: %s", what, error.strerror)
         self._failing = True
 
-    def _create_slab(self, slab_id: int, class_index: int) -> OpenedSlab | None:
-        """Create the file in the writer thread; None if it would leave too little free space."""
-        directory = self._store.directory
-        if not directory.has_free_space(directory.identity.slab_bytes):
-            return None
-        return directory.create_slab(slab_id, class_index)
+    def _create_if_free(
+        self, size_bytes: int, create: Callable[[], OpenedSlab]
+    ) -> OpenedSlab | None:
+        """In the writer thread: create a slab's files; None if too little space would be left."""
+        return create() if self._store.directory.has_free_space(size_bytes) else None
 
     def _donor(self, class_index: int) -> Slab | None:
         """Return a slab of another class that is worth little, if the policy may empty it."""
@@ -322,6 +409,7 @@ class Evictor:
             if slab.class_index not in (class_index, NO_CLASS)
             and slab.writing_count == 0
             and slab.pinned_count <= slab.slot_count * _PINNED_SHARE
+            and (slab.whole is None or self._may_give_up(slab))
         ]
         donor = self._least_worth(candidates)
         return donor if donor is not None and self._policy.may_empty(donor) else None
@@ -334,6 +422,8 @@ class Evictor:
         """Give an empty slab another class. Returns whether it did."""
         store = self._store
         if not await store.reconcile(slab) or slab.fd < 0 or not slab.is_empty():
+            return False
+        if slab.whole is not None:  # so its table says; it had no row
             return False
         self._slabs.drain(slab)
         try:
@@ -354,7 +444,14 @@ class Evictor:
         return True
 
     async def _shrink_while_needed(self) -> None:
-        """Delete slabs while there are more than the quota allows or the disk is too full."""
+        """Delete slabs of objects without blocks, and others while there are more than the quota
+        allows or the disk is too full."""
+        while self._slabs.emptied:
+            _, slab = self._slabs.emptied.popitem()
+            async with self._lock:
+                if slab.is_empty() and not await self._delete(slab):
+                    self._slabs.emptied[slab.slab_id] = slab
+                    break
         while self._slabs.by_id and await self._should_shrink():
             async with self._lock:
                 if not await self._delete_one():
@@ -373,7 +470,7 @@ class Evictor:
             )
 
     async def _should_shrink(self) -> bool:
-        if len(self._slabs.by_id) > self._slabs.max_slabs:
+        if not self._slabs.has_space(0):
             return True
         try:
             return not await self._store.io.write(0, self._store.directory.has_free_space)
@@ -381,8 +478,10 @@ class Evictor:
             return False
 
     async def _delete_one(self) -> bool:
-        store, slabs = self._store, self._slabs
-        slab = self._least_worth([slab for slab in slabs.by_id.values() if not slab.pinned_count])
+        slabs = self._slabs
+        unpinned = [slab for slab in slabs.by_id.values() if not slab.pinned_count]
+        free = [slab for slab in unpinned if slab.whole is None or self._may_give_up(slab)]
+        slab = self._least_worth(free or unpinned)
         if slab is None:
             slab = min(slabs.by_id.values(), key=lambda slab: slab.pinned_count, default=None)
         if slab is None:
@@ -391,6 +490,11 @@ class Evictor:
             not self._policy.replaces or not await self._sweeper.empty(slab, must=True)
         ):
             return False
+        return await self._delete(slab)
+
+    async def _delete(self, slab: Slab) -> bool:
+        """Delete the file of a slab without blocks. Returns whether it did."""
+        store, slabs = self._store, self._slabs
         if slabs.by_id.get(slab.slab_id) is not slab or not slab.is_empty():
             return False
         slabs.drain(slab)

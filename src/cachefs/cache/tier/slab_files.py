@@ -14,7 +14,6 @@ the length of that block.
 import contextlib
 import errno
 import logging
-import os
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -29,7 +28,7 @@ from cachefs.cache_dir.directory import CacheDirectory, OpenedSlab
 from cachefs.cache_dir.open_slabs import OpenSlabs
 from cachefs.cache_dir.slab import FREE, Slab
 from cachefs.format.index_record import NO_CLASS
-from cachefs.format.slab import entry_at
+from cachefs.format.slab import WholeObject, entry_at
 from cachefs.types import BlockLocation
 
 log = logging.getLogger(__name__)
@@ -188,7 +187,12 @@ class SlabFiles:
                 return False
             return await self._cant_open(slab, error)
         self._late.discard(slab.slab_id)
-        self._install(slab, self._opened.pop(slab.slab_id))
+        opened = self._opened.pop(slab.slab_id)
+        if slab.whole not in (None, opened.whole):
+            opened.close()
+            await self._lose(slab, "has a table that is damaged or another slab's")
+        else:
+            self._install(slab, opened)
         return True
 
     def _open_into(self, slab_id: int) -> None:
@@ -197,14 +201,16 @@ class SlabFiles:
 
     def _install(self, slab: Slab, opened: OpenedSlab) -> None:
         if not self._is_ours(slab):
-            os.close(opened.fd)
+            opened.close()
             return
-        slab.fd, slab.mask = opened.fd, opened.mask
+        slab.fd, slab.table_fd, slab.mask = opened.fd, opened.table_fd, opened.mask
         self.open_slabs.note(slab)
         if not slab.was_opened:
             slab.was_opened = True
             slab.is_reconciled = not self.must_reconcile
-        if opened.header is None:
+        if opened.whole is not None:
+            self._install_whole(slab, opened.whole)
+        elif opened.header is None:
             # A blank header in a slab without a class is no damage: it never held a block.
             if not opened.is_blank or slab.class_index != NO_CLASS:
                 self._counters.bad_slabs += 1
@@ -215,6 +221,16 @@ class SlabFiles:
             slab.is_reconciled = True
         elif opened.header.class_index != slab.class_index:
             self._slabs.reformat(slab, opened.header.class_index, self._clock())
+            self.put_row(slab)
+            slab.is_reconciled = False
+        slab.hydrate()
+
+    def _install_whole(self, slab: Slab, whole: WholeObject) -> None:
+        """Make a slab without a row, whose file holds an object, the slab of this object."""
+        if slab.whole is None:
+            if slab.class_index != NO_CLASS:
+                self._slabs.reformat(slab, None, self._clock())
+            self._slabs.make_whole(slab, whole, self._clock())
             self.put_row(slab)
             slab.is_reconciled = False
         slab.hydrate()
@@ -231,7 +247,7 @@ class SlabFiles:
         layout = slab.layout
         try:
             table = await self._io.read(
-                layout.data_offset, self._directory.read_table, slab.fd, layout
+                layout.table_bytes, self._directory.read_table, slab.table_fd, layout
             )
         except OSError:
             self._counters.read_errors += 1
@@ -284,6 +300,8 @@ class SlabFiles:
         Slabs without a row come first. They were created in the last second before the crash, and
         no index row leads a read to their blocks.
         """
+        with contextlib.suppress(OSError):
+            await self._io.write(0, self._directory.delete_lost_tables)
         orphans = [slab for slab in self._by_id.values() if slab.class_index == NO_CLASS]
         reconciled = [await self.reconcile(slab) for slab in orphans]
         for slab in list(self._by_id.values()) if self.must_reconcile else ():
@@ -297,7 +315,7 @@ class SlabFiles:
         """Remove the slab, unless the disk as a whole may be the cause of the error."""
         if error.errno == errno.EIO and self._may_get_better(slab):
             return False
-        await self._lose(slab, error)
+        await self._lose(slab, f"can't be opened: {error.strerror}")
         return True
 
     def _may_get_better(self, slab: Slab) -> bool:
@@ -305,13 +323,13 @@ class SlabFiles:
         self._failed_opens[slab.slab_id] += 1
         return not self._io.health.usable or self._failed_opens[slab.slab_id] < _OPEN_ATTEMPTS
 
-    async def _lose(self, slab: Slab, error: OSError) -> None:
-        """Remove a slab whose file cannot be opened. Its index rows stay; each is dropped when a
+    async def _lose(self, slab: Slab, why: str) -> None:
+        """Remove a slab whose file cannot be used. Its index rows stay; each is dropped when a
         read requests the block."""
         if self._by_id.get(slab.slab_id) is not slab or slab.fd >= 0:
             return
         self._counters.bad_slabs += 1
-        self.report(slab, f"can't be opened: {error.strerror}; its blocks are dropped")
+        self.report(slab, f"{why}; its blocks are dropped")
         self._slabs.remove(slab)
         self._index.delete_slab(slab.slab_id)
         # Whatever has the file's name now would use space that no quota counts.
@@ -329,5 +347,5 @@ class SlabFiles:
         slabs."""
         self.closed = True
         for opened in self._opened.values():
-            os.close(opened.fd)
+            opened.close()
         self._opened.clear()

@@ -32,7 +32,7 @@ class Checked(NamedTuple):
 
 def read_entry(disk: Disk, slab: Slab, slot: int) -> SlotEntry | None:
     """Return the slot's entry in the slot table; None if it is damaged. Raises `OSError`."""
-    row = disk.read(slab.fd, SLOT_ENTRY.size, table_offset(slot))
+    row = disk.read(slab.table_fd, SLOT_ENTRY.size, table_offset(slot))
     return entry_at(row.ljust(SLOT_ENTRY.size, b"\0"), 0, slab.mask)
 
 
@@ -58,5 +58,5 @@ def write_block(
 ) -> None:
     """Write the slot's table entry, then the block. After an error the content of the slot is
     undefined. Raises `OSError`."""
-    disk.write(slab.fd, encode_entry(entry, slab.mask), table_offset(slot))
+    disk.write(slab.table_fd, encode_entry(entry, slab.mask), table_offset(slot))
     disk.write(slab.fd, data, slab.layout.slot_offset(slot))

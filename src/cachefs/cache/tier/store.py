@@ -7,6 +7,7 @@ A worker thread that reads a slot holds a reference to it, from before the read 
 until it ends. Meanwhile the block may be evicted, but the slot's bytes are not overwritten.
 """
 
+from array import array
 from collections.abc import Callable
 from functools import partial
 
@@ -144,7 +145,7 @@ class TierStore:
         position, flags = slab.layout.slot_offset(location.slot), self.directory.read_flags or 0
         try:
             read = self._read_nowait(slab.fd, (block,), position, flags)
-            self._read_nowait(slab.fd, (self._entry,), table_offset(location.slot), flags)
+            self._read_nowait(slab.table_fd, (self._entry,), table_offset(location.slot), flags)
         except OSError:
             return None
         if read != location.length or checksum_of(block) != location.checksum:
@@ -186,7 +187,7 @@ class TierStore:
 
     def _hit(self, key: BlockKey, slab: Slab, slot: int, length: int) -> None:
         if self.on_lower_hit is not None:
-            self.on_lower_hit(key, self.policy.age(slab, slot))
+            self._hit_lower(slab, slot, key)
         self.policy.on_hit(slab, slot)
         slab.was_read = True
         counters = self.counters
@@ -207,8 +208,20 @@ class TierStore:
         """Note that the relay has read a used slot, once or more. `key` is the key of its block;
         None if unknown."""
         if self.on_lower_hit is not None and key is not None:
-            self.on_lower_hit(key, self.policy.age(slab, slot))
+            self._hit_lower(slab, slot, key)
         self.policy.on_hit(slab, slot)
+
+    def _hit_lower(self, slab: Slab, slot: int, key: BlockKey) -> None:
+        assert self.on_lower_hit is not None
+        if slab.whole is None:  # what belongs to a whole object stays together
+            self.on_lower_hit(key, self.policy.age(slab, slot))
+
+    def note_open(self, slab: Slab) -> None:
+        """Note that the kernel has opened the file of an object's slab: any of its blocks may be
+        read from now on without this process."""
+        if slab.slot_count and slab.holds(0):
+            self.policy.on_hit(slab, 0)
+            slab.ticks = array("I", [slab.ticks[0]]) * slab.slot_count
 
     async def read_slot(self, key: BlockKey, offset: int, length: int) -> Buffer | None:
         """Return `length` verified bytes at `offset` of the block. This waits for the disk.
@@ -276,6 +289,35 @@ class TierStore:
         self.counters.verified += 1
         return checked
 
+    async def verify_slot(self, key: BlockKey) -> None:
+        """Compare a cached block with its checksum, unless that was done since the start. A bad one
+        is dropped."""
+        location = self.index.locate(key)
+        slab = None if location is None else self._by_id.get(location.slab)
+        if location is None or slab is None or slab.fd < 0 or not self._fits(slab, location, 0):
+            return
+        if slab.verified[location.slot] == location.checksum:
+            return
+        try:
+            checked = await self._verify(slab, location)
+        except (OSError, OverdueError):
+            self.counters.read_errors += 1
+            return
+        self._accept(key, slab, location, checked)
+
+    def _accept(self, key: BlockKey, slab: Slab, location: BlockLocation, checked: Checked) -> bool:
+        """Return whether the bytes are those of the block, which is then verified. Otherwise drop
+        it."""
+        owner = checked.owner
+        if checked.data is None or self.belongs_to_other(key, slab, location, owner):
+            self.drop_bad(key, slab, location, owner)
+            return False
+        if self.index.locate(key) == location and slab.holds(
+            location.slot
+        ):  # not evicted meanwhile
+            slab.verified[location.slot] = location.checksum
+        return True
+
     @staticmethod
     def _fits(slab: Slab, location: BlockLocation, end: int) -> bool:
         return (
@@ -308,12 +350,9 @@ class TierStore:
             if not self.io.health.usable:
                 return None  # the disk as a whole is unusable: the block may be right
             checked = Checked(None, None)
-        owner = checked.owner
-        if checked.data is None or self.belongs_to_other(key, slab, location, owner):
-            self.drop_bad(key, slab, location, owner)
+        if not self._accept(key, slab, location, checked) or checked.data is None:
             return None
         if self.index.locate(key) == location and slab.holds(slot):  # it was not evicted meanwhile
-            slab.verified[slot] = location.checksum
             self._hit(key, slab, slot, length)
         if end - first == length:
             return checked.data
@@ -342,6 +381,26 @@ class TierStore:
             self.admission_filter.note_entered(key)
             if self.may_pin(slab.charge_bytes):
                 self.slabs.pin(slab, slot)
+
+    def has_in_place(self, key: BlockKey) -> bool:
+        """Whether the tier has the block: in the slab of its object, if the object has one."""
+        found = self.index.find(key)
+        if found is None:
+            return False
+        whole = self.slabs.of_object.get(key.object_id)
+        return whole is None or whole.slab_id == found[0]
+
+    def drop_misplaced(self, key: BlockKey) -> bool:
+        """Drop a block that is not in the slab of its object, just before it is admitted there.
+        Return whether it was pinned."""
+        location = self.index.locate(key)
+        slab = None if location is None else self._by_id.get(location.slab)
+        if location is None or slab is None:
+            return False
+        is_pinned = slab.is_pinned(location.slot)
+        if self.moved_away(key, slab, location):
+            self.put_row(slab)
+        return is_pinned
 
     def may_pin(self, charge_bytes: int) -> bool:
         """Return whether the tier's limit allows so many more bytes of pinned slots."""

@@ -58,8 +58,23 @@ class Sweeper:
         # Open the slab first: after a crash its header may name another class than its row.
         if not slab.is_ready and not await self._store.reconcile(slab):
             return
+        if slab.whole is not None:
+            if not enough():
+                await self._evict_whole(slab, plan)
+            return
         with slab.in_use():
             await self._evict_from(slab, plan, enough)
+
+    async def _evict_whole(self, slab: Slab, plan: float) -> None:
+        """Evict all blocks of an object's slab if the plan selects all of them, and nobody has the
+        file open or mapped through the kernel: its space is free only when it is deleted."""
+        victims = self._policy.victims(slab, plan, 0, slab.slot_count)
+        if len(victims) == slab.used_count and not self.is_held(slab):
+            await self.empty(slab)
+
+    def is_held(self, slab: Slab) -> bool:
+        """Whether a process has the file of an object's slab open or mapped through the kernel."""
+        return slab.fd >= 0 and self._store.directory.disk.is_used_elsewhere(slab.fd)
 
     async def _evict_from(self, slab: Slab, plan: float, enough: Callable[[], bool]) -> None:
         layout = slab.layout
@@ -152,7 +167,7 @@ class Sweeper:
         try:
             with slab.in_use():
                 return await self._store.io.read(
-                    size_bytes, directory.read_table, slab.fd, slab.layout, first, stop
+                    size_bytes, directory.read_table, slab.table_fd, slab.layout, first, stop
                 )
         except OSError:
             self._store.counters.read_errors += 1
