@@ -73,6 +73,43 @@ async def test_two_tensors_of_a_file_of_weights_bring_the_whole_file_once(
     assert reading.gets() == []
 
 
+async def test_one_run_in_the_middle_of_weights_is_enough(reading: Reading) -> None:
+    """The other blocks are published to the relay when they come."""
+    published: set[int] = set()
+    reading.readers.publish_ahead = lambda ino, ref, blocks: published.update(blocks)
+    inode = await file_with(reading, SAFETENSORS)
+    await read_runs(reading, inode, [18], 2)
+    await settled(reading)
+    assert sum(length for _, length in reading.gets()) < 10 * MIB
+    await read_runs(reading, inode, [8], 3)
+    assert await is_whole(reading, inode)
+    assert len(published) >= 25
+
+
+async def test_far_weights_have_16_requests_from_the_second_block_on(reading: Reading) -> None:
+    reading.origin.quickest_s = 0.03
+    for name, head, blocks in (("w", SAFETENSORS, 18), ("other", b"", 6)):
+        inode = await file_with(reading, head, name=name)
+        for block in range(2):
+            await reading.read(inode.ino, block * MIB, MIB)
+        await settled(reading)
+        assert [length for _, length in reading.gets()] == [MIB] * blocks
+
+
+@pytest.mark.parametrize("quickest_s", [0.001, 0.03])
+async def test_requests_grow_with_their_distance_from_the_reader(
+    reading: Reading, quickest_s: float
+) -> None:
+    reading.origin.quickest_s = quickest_s
+    inode = await file_with(reading, SAFETENSORS)
+    assert reading.cache.fetch_whole(reading.tree.namespace.object_ref(inode), 10) is not None
+    assert await is_whole(reading, inode)
+    blocks = {offset >> 20: length >> 20 for offset, length in reading.gets()}
+    assert all(blocks[10 + near] == 1 for near in range(4))
+    assert max(blocks.values()) == 8
+    assert len(blocks) <= 12
+
+
 @pytest.mark.parametrize("quickest_s", [0.001, 0.03])
 async def test_a_look_at_the_head_of_weights_does_not_bring_the_file(
     reading: Reading, quickest_s: float
@@ -278,7 +315,7 @@ async def test_an_unmount_does_not_wait_for_the_whole_file(reading: Reading) -> 
     before = len(reading.gets())
     await cache.aclose()
     assert before < 10
-    assert reading.gets() == []
+    assert len(reading.gets()) <= 4, "those that were under way"
 
 
 async def test_a_shutdown_in_the_middle_ends(reading: Reading) -> None:

@@ -6,20 +6,22 @@ requests from many open files, and some data paths have no open at all. Several 
 
 Read-ahead: a stream that enters block after block gets a window that doubles up to
 `readahead_bytes` and is fetched in extents of up to 8 MiB. If the origin is far, one request brings
-few bytes per second. The window then quadruples, and is fetched in up to 16 requests at a time,
-which are renewed one by one. Random reads never start a window: they fetch only the blocks that
-they touch. Small files have one block and need no read-ahead. With a large window, the relay serves
-most of what was fetched ahead (`Publisher.publish_ahead`), and this process sees few requests.
+few bytes per second. The window then quadruples (that of a file of model weights has 16 blocks at
+once), and is fetched in up to 16 requests at a time, which are renewed one by one. Random reads
+never start a window: they fetch only the blocks that they touch. Small files have one block and
+need no read-ahead. With a large window, the relay serves most of what was fetched ahead
+(`Publisher.publish_ahead`), and this process sees few requests.
 
 Loads: a reader that takes long runs at several places of a file, or some MiB of a file of model
 weights, needs the rest, too. Such a file is fetched as a whole (`cache/fetch/whole_files.py`), and
-its streams are not followed meanwhile.
+its streams are not followed meanwhile. What is fetched so is served by the relay in the same way.
 """
 
 import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -47,9 +49,9 @@ _STREAMS = 16
 _PUBLISHED_FROM = 2 * SEEN_EVERY
 """From this window on, blocks are published ahead. Enough of the window is left whenever this
 process sees a request."""
-_LOAD_BLOCKS, _LOAD_RUNS = 2, 3
-"""A file does not count as being loaded before so many blocks were entered in order and cold, in so
-many streams if its first bytes don't say that it has weights."""
+_LOAD_RUNS = 3
+"""A file whose first bytes don't say that it has weights does not count as being loaded before
+blocks were entered in order and cold in so many streams."""
 _SKIM_BLOCKS = 16
 """Programs that want to know what a file of weights has read up to so much from its begin."""
 _READERS = 8_192
@@ -198,6 +200,8 @@ class FileReader:
                 self._runs = self._cold_blocks = 0
                 self._whole = self._cache.fetch_whole(self.ref, block)
                 if self._whole is not None:
+                    ino, ref = self.inode.ino, self.ref
+                    self._whole.on_begun = partial(self._publish_ahead, ino, ref)
                     self._on_load(self.inode, self._whole)
 
     def _read_ahead(self, stream: _Stream) -> None:
@@ -208,7 +212,9 @@ class FileReader:
         left_blocks = stream.ahead - block
         is_far = self._cache.origin_is_far
         if left_blocks <= stream.window // 2 + 1:
-            growth = _FAR_GROWTH if is_far else _GROWTH
+            growth = _GROWTH
+            if is_far:
+                growth = _FAR_REQUESTS if self._share_before_load() == 0 else _FAR_GROWTH
             stream.window = min(stream.window * growth, self.max_window)
         elif not (is_far and self._is_extent_due(stream, left_blocks)):
             return
@@ -216,17 +222,19 @@ class FileReader:
 
     def _is_load(self, stream: _Stream) -> bool:
         """Whether the reader of this stream seems to need the whole file."""
-        if self._cold_blocks < _LOAD_BLOCKS:
-            return False
+        share = self._share_before_load()
+        if share == 0:
+            return stream.first > 0 or stream.head >= _SKIM_BLOCKS
+        return self._runs >= _LOAD_RUNS and self._cold_blocks >= share * self.ref.block_count
+
+    def _share_before_load(self) -> float:
+        """Return what `share_before_load` says of the first bytes of the file, if they are here."""
         if self._share is None:
             key, head = BlockKey(self.ref.object_id, 0), memoryview(bytearray(HEAD_BYTES))
             found = self._cache.read_block_now(key, 0, HEAD_BYTES, head)
             if found is not None:
                 self._share = share_before_load(bytes(found), self.ref.meta.size_bytes)
-        share = UNKNOWN_SHARE if self._share is None else self._share
-        if share == 0:
-            return stream.first > 0 or stream.head >= _SKIM_BLOCKS
-        return self._runs >= _LOAD_RUNS and self._cold_blocks >= share * self.ref.block_count
+        return UNKNOWN_SHARE if self._share is None else self._share
 
     def _is_extent_due(self, stream: _Stream, left_blocks: int) -> bool:
         """Whether the window has its full size and room for one more GET."""

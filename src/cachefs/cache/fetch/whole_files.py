@@ -27,12 +27,13 @@ from cachefs.cache.fetch.in_flight import InFlightFetch
 from cachefs.errors import OriginUnavailableError
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef, Priority, Turn
 
-_EXTENT_BLOCKS = 4
+_EXTENT_BLOCKS = 8
+"""Most blocks of one request. Each request costs the store and both ends some CPU."""
 _REQUESTS, _REQUESTS_FAR = 4, 16
 """Most requests under way, for an origin nearby and for a far one."""
-_AT_A_JUMP = 8
-"""Requests of one block each that begin at once when a reader jumps to a block that is not coming.
-It would otherwise wait for the requests that are under way elsewhere."""
+_AT_A_JUMP, _BLOCKS_AT_A_JUMP = 4, 2
+"""Requests, and blocks of each, that begin at once when a reader jumps to a block that is not
+coming. It would otherwise wait for the requests that are under way elsewhere."""
 _MOST_AT_JUMPS = 16
 """Most requests beyond `_REQUESTS_FAR`."""
 _LOOKS = 500
@@ -53,16 +54,9 @@ class WholeFile:
     """One object version that is fetched as a whole, until `is_over`."""
 
     __slots__ = (
-        "_left",
-        "_on_jump",
-        "began_at",
-        "is_next",
-        "over",
-        "place",
-        "read_at",
-        "ready",
+        "_left", "_on_jump", "began_at", "is_next", "on_begun", "over", "place", "read_at", "ready",
         "ref",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, ref: ObjectRef, place: int, is_next: bool, on_jump: "Callable[[WholeFile], None]"
@@ -74,6 +68,8 @@ class WholeFile:
         self.place = place
         """The block of the latest read."""
         self.began_at = self.read_at = trio.current_time()
+        self.on_begun: Callable[[range], None] = lambda blocks: None
+        """Called with the blocks of each request that begins."""
         self.over = trio.Event()
         """Set when all blocks were requested, or when it has ended before that."""
         self.ready = trio.Event()
@@ -184,7 +180,7 @@ class WholeFiles:
             file = min(self._files.values(), key=lambda file: file.is_next)  # the first of them
             self._files.move_to_end(file.ref.object_id)
             self._under_way += 1
-            nursery.start_soon(self._fetch_next, file, self._extent_blocks())
+            nursery.start_soon(self._fetch_next, file, _EXTENT_BLOCKS)
 
     def _jump(self, file: WholeFile) -> None:
         """Fetch the blocks after the latest read at once. The reader fetches its own block."""
@@ -193,10 +189,16 @@ class WholeFiles:
             most = min(_AT_A_JUMP, _REQUESTS_FAR + _MOST_AT_JUMPS - self._under_way)
             for _ in range(most):
                 self._under_way += 1
-                nursery.start_soon(self._fetch_next, file, 1)
+                nursery.start_soon(self._fetch_next, file, _BLOCKS_AT_A_JUMP)
 
-    def _extent_blocks(self) -> int:
-        return max(1, min(_EXTENT_BLOCKS, int(self._fetches.best_read_bytes // BLOCK_BYTES)))
+    def _extent_blocks(self, file: WholeFile, first: int, most: int) -> int:
+        """Return how many blocks from `first` on are requested together, up to `most`. All requests
+        share the line, so a block that is needed soon must not be in a large one: requests grow
+        with their distance from the latest read."""
+        most = min(most, int(self._fetches.best_read_bytes // BLOCK_BYTES))
+        if first >= file.place:
+            most = min(most, (first - file.place) // 2)
+        return max(1, most)
 
     async def _fetch_next(self, file: WholeFile, most: int) -> None:
         """Fetch the next extent of the file, of up to `most` blocks, or note that it is over. Then
@@ -224,14 +226,17 @@ class WholeFiles:
 
     def _begin(self, file: WholeFile, first: int, most: int) -> InFlightFetch:
         end = first + 1
+        most = self._extent_blocks(file, first, most)
         while end < first + most and file.is_left(end) and not self._has(file, end):
             end += 1
         for block in range(first, end):
             file.take(block)
         turn = Turn(Priority.LOAD if file.is_next else Priority.READ_AHEAD)
-        return self._fetches.start(
+        fetch = self._fetches.start(
             file.ref, first, end - first, turn, ahead=True, into_free_space=True
         )
+        file.on_begun(range(first, end))
+        return fetch
 
     async def _next_missing(self, file: WholeFile) -> int:
         """Return the next block that must be fetched; -1 if none is left. There is no await between
