@@ -1,6 +1,6 @@
 """Fetches that no task waits for: if one fails, a task does it, or it leaves nothing."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,17 +11,30 @@ from cachefs.errors import OriginBusyError, OriginUnavailableError
 from cachefs.origin.options import QUICK_READ_S
 from cachefs.origin.resilience import Resilience, ResilientOrigin
 from cachefs.types import Buffer, ObjectMeta, Priority, Reply, Turn
-from tests.cache.harness import open_tier, put, put_many, read_whole, serving
+from tests.cache.harness import (
+    MIB,
+    key_of,
+    open_tier,
+    put,
+    put_many,
+    read_whole,
+    serving,
+    until,
+)
 from tests.memory_origin import MemoryOrigin
 
 SIZE = 5000
 
 
 class Store(MemoryOrigin):
-    """Also reads without a task. Such a read ends when the test calls one of `ends`."""
+    """Also reads without a task. Such a read ends when the test calls one of `ends`. What it sends
+    to the kernel is in `sent`."""
+
+    sends = True
 
     def __init__(self) -> None:
         super().__init__()
+        self.sent: list[bytes] = []
         self.ends: list[Callable[[memoryview | None], None]] = []
         self.begins: Exception | None = None
 
@@ -36,6 +49,15 @@ class Store(MemoryOrigin):
         if self.begins is not None:
             raise self.begins
         self.ends.append(on_read)
+        return True
+
+    def send(
+        self, parts: Sequence[memoryview], reply: Reply, on_sent: Callable[[bool], None]
+    ) -> bool:
+        """See `Origin.send`."""
+        assert len(parts) <= 2
+        self.sent.append(b"".join(parts))
+        on_sent(True)
         return True
 
     def end(self) -> None:
@@ -208,6 +230,99 @@ async def test_bytes_and_failures_reach_readers_that_joined(tmp_path: Path) -> N
     assert replied == [False, True]
     assert got == [store.expected("a")]
     assert cache.held_bytes == cache.fetching_count == cache.waiting_readers == 0
+
+
+class Held(Store):
+    """Its tasks wait for `released`, except for blocks from `free_from` on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ref = put(self, "a", 4 * MIB + 500)
+        self.released = trio.Event()
+        self.free_from = 9
+        self.on_read = self._hold
+
+    async def _hold(self, path: str, offset: int, length: int) -> None:
+        if offset < self.free_from * MIB:
+            await self.released.wait()
+
+
+ACROSS = Reply(-1, 12, MIB + 1000, MIB)
+
+
+@pytest.mark.parametrize("second", ["coming", "in memory", "stored"])
+async def test_a_read_of_two_blocks_that_come_is_answered_once(tmp_path: Path, second: str) -> None:
+    store = Held()
+    store.free_from = 9 if second == "coming" else 2
+    replied: list[bool] = []
+    async with serving(store, open_tier(tmp_path)) as cache:
+        cache.fetch(store.ref, 1, 1)
+        cache.fetch(store.ref, 2, 2)
+        if second != "coming":
+            await until(lambda: not cache.is_in_flight(key_of(store.ref, 2)))
+        if second == "stored":
+            await cache.drain()
+        assert cache.reply(store.ref, ACROSS, replied.append) == "wait"
+        assert cache.reply(store.ref, Reply(-1, 13, MIB, 500), replied.append) == "wait"
+        await wait_all_tasks_blocked(0.01)
+        assert (replied, cache.waiting_readers) == ([], 2)
+        store.released.set()
+        await until(lambda: len(replied) == 2)
+        assert replied == [True, True]
+        whole = store.expected("a")
+        assert sorted(store.sent) == sorted([whole[MIB + 1000 :][:MIB], whole[MIB:][:500]])
+        assert cache.waiting_readers == 0
+        assert cache.reply(store.ref, ACROSS, replied.append) == "hit"
+        assert store.sent[2] == whole[MIB + 1000 :][:MIB]
+    assert store.counters.gets == 2
+
+
+async def test_the_end_of_a_file_is_answered_as_it_comes(tmp_path: Path) -> None:
+    store = Held()
+    replied: list[bool] = []
+    async with serving(store, open_tier(tmp_path)) as cache:
+        cache.fetch(store.ref, 3, 2)
+        assert cache.reply(store.ref, Reply(-1, 12, 4 * MIB - 9, 509), replied.append) == "wait"
+        store.released.set()
+        await until(lambda: replied)
+    assert store.sent == [store.expected("a")[4 * MIB - 9 :]]
+
+
+async def test_a_read_whose_bytes_do_not_come_is_given_back(autojump_clock: MockClock) -> None:
+    """Then the usual way tells why."""
+    store = Held()
+    replied: list[bool] = []
+    async with serving(store, patience_s=5.0) as cache:
+        cache.fetch(store.ref, 1, 1)
+        cache.fetch(store.ref, 2, 1)
+        assert cache.reply(store.ref, ACROSS, replied.append) == "wait"
+        await trio.sleep(4)
+        assert replied == []
+        await trio.sleep(2)
+        assert replied == [False]
+        with pytest.raises(OriginUnavailableError, match="nothing has come"):
+            await cache.read_block(store.ref, 1, 0, 1)
+        store.fail_next(9, OriginUnavailableError("gone"))
+        cache.fetch(store.ref, 0, 1)
+        assert cache.reply(store.ref, Reply(-1, 14, 0, 500), replied.append) == "wait"
+        await trio.sleep(1)
+        assert replied == [False, False]
+        assert cache.reply(store.ref, ACROSS, replied.append) == "wait"
+    assert replied == [False] * 3
+    assert store.sent == []
+
+
+async def test_what_no_request_brings_is_left_to_tasks(tmp_path: Path) -> None:
+    store = Held()
+    store.sends = False
+    async with serving(store, open_tier(tmp_path)) as cache:
+        cache.fetch(store.ref, 1, 1)
+        assert cache.reply(store.ref, ACROSS, lambda is_replied: None) is None
+        store.sends = True
+        assert cache.reply(store.ref, ACROSS, lambda is_replied: None) is None
+        assert cache.reply(store.ref, Reply(-1, 12, 5, 3 * MIB), lambda is_replied: None) is None
+        assert cache.waiting_readers == 0
+        store.released.set()
 
 
 async def fails(read: Callable[[], Awaitable[None]]) -> None:

@@ -1,6 +1,8 @@
-"""READs of cold small files, which a thread of the engine answers if all is as expected."""
+"""READs that a thread of the engine answers: of cold small files, if all is as expected, and of
+what is on its way already."""
 
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -133,6 +135,39 @@ def test_a_killed_reader_disturbs_nobody(site: Site, source: Source) -> None:
     eventually(lambda: site.origin()["get_bytes"] == len(CONTENT))
     source.first = right
     read_all(site)
+
+
+def test_reads_of_what_is_on_its_way(tmp_path: Path) -> None:
+    """At any offsets, by several threads. One request of each three breaks."""
+    content = os.urandom(24 << 20)
+    numbers = itertools.count()
+
+    def answer(asked: Asked) -> Answer:
+        if asked.is_list:
+            return page(row("f", len(content), e_tag="e"))
+        head = {"Last-Modified": DATE, "ETag": '"e"'}
+        if "range" not in asked.headers:
+            return Answer(content, headers=head)
+        first, last = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
+        head["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+        time.sleep(0.02)
+        breaks_after_bytes = 100_000 if next(numbers) % 3 == 2 else None
+        return Answer(content[first : last + 1], 206, head, None, breaks_after_bytes)
+
+    def read(place: int) -> bool:
+        with (site.mountpoint / "f").open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), 2_500_000, place) == content[place:][:2_500_000]
+
+    with ToldS3(answer) as server:
+        site = Site(tmp_path, "s3://b")
+        site.environment = server.environment
+        site.options = PATIENT
+        site.mount("--prefetch", "off")
+        try:
+            with ThreadPoolExecutor(4) as readers:
+                assert all(readers.map(read, range(0, len(content), 1_234_567)))
+        finally:
+            site.tear_down()
 
 
 def test_as_many_reads_of_a_user_at_once_as_ever(tmp_path: Path, source: Source) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import trio
 
@@ -53,8 +53,26 @@ _DRAIN_S = 10.0
 _BLOCKS_PER_TURN = 500
 """Blocks looked up between two checkpoints of the loop: less than 1 ms."""
 _PUT_S, _PUT_AGAIN_S = 5.0, 0.02
+_MOST_PARTS = 2
+"""See `Origin.send`."""
 _GIVE_WAY_S = 0.004
 """About the duration of a read from a nearby origin."""
+
+
+class _Part(NamedTuple):
+    """Bytes of one block: in memory, or of a fetch that brings them."""
+
+    block_index: int
+    offset: int
+    length: int
+    source: memoryview | InFlightFetch
+    """The bytes themselves, or the fetch."""
+
+    def get(self) -> memoryview:
+        """Return the bytes. Raises `OriginError` if the fetch failed."""
+        if isinstance(self.source, InFlightFetch):
+            return self.source.part(self.block_index, self.offset, self.length)
+        return self.source
 
 
 class BlockCache:
@@ -189,22 +207,13 @@ class BlockCache:
     def reply(
         self, ref: ObjectRef, reply: Reply, on_replied: Callable[[bool], None]
     ) -> Replying | None:
-        """Begin to answer a READ of one block: with bytes in memory that wait to be stored (a hit),
-        or, in a file of one block, by a fetch (`Fetches.reply`). Return None, and do nothing, if
-        the caller must use `read_block`."""
-        key = BlockKey(ref.object_id, reply.offset // BLOCK_BYTES)
-        fetched = self._admitting.get(key)
-        if fetched is not None:
-            start = reply.offset % BLOCK_BYTES
-            part = fetched[start : start + reply.length]
-            if not self._fetches.send(part, reply, on_replied):
-                return None
-            self._count_hit(reply.length)
-            return "hit"
-        if ref.block_count > 1 or self._tiers.are_cold or self.is_cached_or_inflight(key):
-            return None
-        if self._fetches.failed_lately(key) is not None:
-            return None
+        """Begin to answer a READ of at most two blocks: with bytes in memory that wait to be stored
+        (a hit), with bytes that are on their way, or, in a file of one block, by a fetch
+        (`Fetches.reply`). Return None, and do nothing, if the caller must use `read_block`."""
+        parts = self._parts(ref, reply) if self._fetches.sends else None
+        if parts and not any(isinstance(part.source, InFlightFetch) for part in parts):
+            has_begun = self._fetches.send([part.get() for part in parts], reply, on_replied)
+            return "hit" if has_begun else None
 
         def end(is_replied: bool) -> None:
             self.waiting_readers -= 1
@@ -212,10 +221,61 @@ class BlockCache:
             self.counters.misses += is_replied
             on_replied(is_replied)
 
-        if not self._fetches.reply(ref, reply, end):
+        if parts:
+            self._reply_later(parts, reply, end)
+        elif not self._may_fetch_for(ref) or not self._fetches.reply(ref, reply, end):
             return None
         self.waiting_readers += 1
         return "wait"
+
+    def _parts(self, ref: ObjectRef, reply: Reply) -> list[_Part] | None:
+        """Return the parts of a reply if all of them are in memory, or come without a further
+        request; else None. A range in one block is not read from a tier: that needs no copy."""
+        parts: list[_Part] = []
+        offset, end = reply.offset, reply.offset + reply.length
+        while offset < end:
+            index, start = divmod(offset, BLOCK_BYTES)
+            length = min(end - offset, BLOCK_BYTES - start)
+            key = BlockKey(ref.object_id, index)
+            source: memoryview | InFlightFetch | None = self._in_flight.get(key)
+            if source is None and key in self._admitting:
+                source = self.read_block_now(key, start, length)
+            elif source is None and length < reply.length:
+                source = self.read_block_now(key, start, length, memoryview(bytearray(length)))
+            if source is None or len(parts) == _MOST_PARTS:
+                return None
+            parts.append(_Part(index, start, length, source))
+            offset += length
+        return parts
+
+    def _reply_later(
+        self, parts: list[_Part], reply: Reply, on_replied: Callable[[bool], None]
+    ) -> None:
+        """Answer a READ when all its bytes are there. Raises `OriginUnavailableError` at
+        shutdown."""
+        left = [part.source for part in parts if isinstance(part.source, InFlightFetch)]
+
+        def go_on(is_over: bool) -> None:
+            has_begun = False
+            with suppress(OriginError):  # the caller's `read_block` meets it, too
+                if is_over and left:
+                    self._fetches.tell(left.pop(), go_on)
+                    has_begun = True
+                elif is_over:
+                    has_begun = self._fetches.send(
+                        [part.get() for part in parts], reply, on_replied
+                    )
+            if not has_begun:
+                on_replied(False)
+
+        self._fetches.tell(left.pop(), go_on)
+
+    def _may_fetch_for(self, ref: ObjectRef) -> bool:
+        """Whether `Fetches.reply` may fetch the file."""
+        key = BlockKey(ref.object_id, 0)
+        if ref.block_count > 1 or self._tiers.are_cold or self.is_cached_or_inflight(key):
+            return False
+        return self._fetches.failed_lately(key) is None
 
     async def _fetched_bytes(
         self, ref: ObjectRef, key: BlockKey, offset: int, length: int, is_random: bool

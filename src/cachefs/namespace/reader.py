@@ -167,17 +167,16 @@ class FileReader:
         # The blocks after the first, too: a far origin would otherwise answer one after the other.
         more = -(-(start + end - offset) // BLOCK_BYTES) - 1
         self._cache.fetch(self.ref, block + 1, more, priority=Priority.READER)
-        pieces: list[Buffer] = []
-        while offset < end:
+        left = found = memoryview(bytearray(end - offset))
+        while left:
             block, start = offset >> _BLOCK_SHIFT, offset & _BLOCK_MASK
-            length = min(end - offset, BLOCK_BYTES - start)
-            cached = self._cache.read_block_now(BlockKey(self.ref.object_id, block), start, length)
-            if cached is not None:
-                pieces.append(bytes(cached))  # copied: the next call reuses the buffer
-            else:
-                pieces.append(await self._cache.read_block(self.ref, block, start, length))
+            length = min(len(left), BLOCK_BYTES - start)
+            key = BlockKey(self.ref.object_id, block)
+            if self._cache.read_block_now(key, start, length, left) is None:
+                left[:length] = await self._cache.read_block(self.ref, block, start, length)
             offset += length
-        return b"".join(pieces)
+            left = left[length:]
+        return found
 
     def _advance(self, block: int) -> None:
         """Note that a request enters `block`, and fetch ahead if its stream is sequential."""
@@ -388,10 +387,7 @@ class Readers:
     ) -> Replying | None:
         """Begin to answer a READ without a task: see `BlockCache.reply`. Return None if the caller
         must use `read`, as also later if `on_replied` is called with False."""
-        block, start = reply.offset >> _BLOCK_SHIFT, reply.offset & _BLOCK_MASK
-        if start + reply.length > BLOCK_BYTES:
-            return None
-        reader.enter(block)
+        reader.enter(reply.offset >> _BLOCK_SHIFT)
         is_first = reply.offset == 0
         if not is_first:
             return self._cache.reply(reader.ref, reply, on_replied)

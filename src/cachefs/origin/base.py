@@ -214,10 +214,17 @@ class Origin(ABC):
         not if it gets None."""
         return False
 
-    def send(self, data: memoryview, reply: Reply, on_sent: Callable[[bool], None]) -> bool:
-        """Send bytes as a reply by a thread that reads from this origin, if it has any. Nobody may
-        change `data`. Return whether it will; then `on_sent` is called later with whether the reply
-        was sent."""
+    @property
+    def sends(self) -> bool:
+        """Whether `send` can send."""
+        return False
+
+    def send(
+        self, parts: Sequence[memoryview], reply: Reply, on_sent: Callable[[bool], None]
+    ) -> bool:
+        """Send one or two parts as a reply by a thread that reads from this origin, if it has any.
+        Nobody may change them. Return whether it will; then `on_sent` is called later with whether
+        the reply was sent."""
         return False
 
     @property

@@ -44,9 +44,16 @@ class WrappingOrigin(Origin):
         """See `Origin.begin_read`; `inner` does it."""
         return self._inner.begin_read(path, meta, on_read, reply)
 
-    def send(self, data: memoryview, reply: Reply, on_sent: Callable[[bool], None]) -> bool:
+    @property
+    def sends(self) -> bool:
+        """See `Origin.sends`."""
+        return self._inner.sends
+
+    def send(
+        self, parts: Sequence[memoryview], reply: Reply, on_sent: Callable[[bool], None]
+    ) -> bool:
         """See `Origin.send`; `inner` does it."""
-        return self._inner.send(data, reply, on_sent)
+        return self._inner.send(parts, reply, on_sent)
 
     @property
     def reads_many(self) -> bool:

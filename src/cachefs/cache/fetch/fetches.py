@@ -122,6 +122,27 @@ class Fetches:
             with trio.move_on_at(moved_at + self._patience_s):
                 await fetch.done.wait()
 
+    def tell(self, fetch: InFlightFetch, on_over: Callable[[bool], None]) -> None:
+        """Do `wait_for` in a task that all callers of a fetch share, and call `on_over` with True
+        afterwards; with False if a reader would not wait any longer. Raises
+        `OriginUnavailableError` at shutdown."""
+        nursery = self._open_nursery()
+        fetch.told.append(on_over)
+        if len(fetch.told) == 1:
+            nursery.start_soon(self._tell, fetch)
+
+    async def _tell(self, fetch: InFlightFetch) -> None:
+        is_over = False
+        try:
+            await self.wait_for(fetch)
+            is_over = True
+        except OriginUnavailableError:
+            pass
+        finally:
+            told, fetch.told = fetch.told, []
+            for on_over in told:
+                on_over(is_over)
+
     async def fetched(self, ref: ObjectRef, block_indexes: range) -> None:
         """Wait for the in-flight fetches of these blocks. Raises `OriginError` if one failed."""
         for index in block_indexes:
@@ -177,9 +198,16 @@ class Fetches:
         self._history.on_miss(key)
         return True
 
-    def send(self, data: memoryview, reply: Reply, on_replied: Callable[[bool], None]) -> bool:
+    @property
+    def sends(self) -> bool:
+        """See `Origin.sends`."""
+        return self._origin.sends
+
+    def send(
+        self, parts: Sequence[memoryview], reply: Reply, on_replied: Callable[[bool], None]
+    ) -> bool:
         """Do `Origin.send` for bytes that this cache has."""
-        return self._origin.send(data, reply, on_replied)
+        return self._origin.send(parts, reply, on_replied)
 
     def _begin(
         self,

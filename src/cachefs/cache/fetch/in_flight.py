@@ -2,6 +2,7 @@
 
 import math
 from bisect import insort
+from collections.abc import Callable
 from typing import NamedTuple
 
 import trio
@@ -36,6 +37,7 @@ class InFlightFetch:
         "offset",
         "open_blocks",
         "ref",
+        "told",
         "turn",
     )
 
@@ -63,6 +65,8 @@ class InFlightFetch:
         self.is_joined = False
         """A reader waits for it, or has waited."""
         self.turn = turn
+        self.told: list[Callable[[bool], None]] = []
+        """See `Fetches.tell`."""
         self.data: memoryview | None = None
         self.error: BaseException | None = None
         self.open_blocks = block_count

@@ -50,9 +50,9 @@ class Engine:
     def collect(self) -> list[Transfer]:
         """Return the transfers that have ended or are held since the last call."""
 
-    def reply(self, data: Buffer, unique: int, /) -> Transfer:
-        """Request nothing: answer the READ of the kernel with this number by these bytes. The
-        transfer is patient. Raises `RuntimeError` after `close`."""
+    def reply(self, data: Buffer, more: Buffer, unique: int, /) -> Transfer:
+        """Request nothing: answer the READ of the kernel with this number by these bytes, `data`
+        and then `more`. The transfer is patient. Raises `RuntimeError` after `close`."""
 
     def reply_to(self, device_fd: int, /) -> None:
         """Send replies to a duplicate of this descriptor of /dev/fuse. Call it before the first

@@ -150,12 +150,14 @@ static bool is_as_told(const struct transfer *transfer) {
 
 /* Answer a READ of the kernel. ENOENT: its process was killed, and it was answered already. */
 static void reply(struct engine *engine, struct transfer *transfer) {
-    struct fuse_out_header out = {sizeof out + transfer->reply_bytes, 0, transfer->reply_unique};
+    size_t size_bytes = sizeof(struct fuse_out_header) + transfer->reply_bytes + transfer->more_bytes;
+    struct fuse_out_header out = {size_bytes, 0, transfer->reply_unique};
     struct iovec parts[] = {{&out, sizeof out},
-                            {transfer->room + transfer->reply_offset, transfer->reply_bytes}};
+                            {transfer->room + transfer->reply_offset, transfer->reply_bytes},
+                            {(void *)transfer->more, transfer->more_bytes}};
     ssize_t written;
     do
-        written = writev(engine->device_fd, parts, 2);
+        written = writev(engine->device_fd, parts, 3);
     while (written < 0 && errno == EINTR);
     transfer->is_replied = written >= 0 || errno == ENOENT;
 }

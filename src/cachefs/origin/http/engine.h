@@ -90,6 +90,8 @@ struct transfer {
     bool has_reply;
     uint64_t reply_unique;
     size_t reply_offset, reply_bytes;
+    const uint8_t *more; /* bytes that follow those in the reply */
+    size_t more_bytes;
     bool has_told_md5;
     uint8_t told_md5[MD5_BYTES];
     size_t most_bytes; /* of a body that is collected */
@@ -160,7 +162,7 @@ int engine_reply_to(struct engine *engine, int device_fd);
 /* Readable while the list may have transfers. */
 int engine_fd(const struct engine *engine);
 struct transfer *transfer_new(void);
-/* Without a URL, nothing is requested: the sink is full, and its bytes are the reply.
+/* Without a URL, nothing is requested: the sink is full, and its bytes, then `more`, are the reply.
  * The transfer belongs to the engine until `engine_collect` returns it with `is_ended`. */
 void engine_start(struct engine *engine, struct transfer *transfer);
 /* The first three may be called at any time, also when the transfer has ended. */

@@ -199,10 +199,12 @@ static PyObject *Engine_start(EngineObject *self, PyObject *args) {
 static bool set_reply_only(TransferObject *self, PyObject *args) {
     struct transfer *transfer = self->transfer;
     unsigned long long unique;
-    if (!PyArg_ParseTuple(args, "y*K:reply", &self->sink, &unique)) return false;
+    if (!PyArg_ParseTuple(args, "y*y*K:reply", &self->sink, &self->body, &unique)) return false;
     transfer->has_sink = transfer->has_reply = transfer->is_patient = true;
     transfer->room = self->sink.buf; /* which is only read */
     transfer->room_bytes = transfer->reply_bytes = self->sink.len;
+    transfer->more = self->body.buf;
+    transfer->more_bytes = self->body.len;
     atomic_store(&transfer->filled, transfer->room_bytes);
     transfer->reply_unique = unique;
     return true;

@@ -9,7 +9,7 @@ import math
 import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -225,13 +225,13 @@ class Wire:
         return transfer
 
     def reply(
-        self, data: memoryview, reply: Reply, on_ended: Callable[[Transfer], None]
+        self, parts: Sequence[memoryview], reply: Reply, on_ended: Callable[[Transfer], None]
     ) -> Transfer:
-        """Answer a READ of the kernel with `data`, which nobody may change, and call `on_ended` on
-        the loop afterwards: see `Transfer.is_replied`. Raises `OSError`."""
+        """Answer a READ of the kernel with one or two `parts`, which nobody may change, and call
+        `on_ended` on the loop afterwards: see `Transfer.is_replied`. Raises `OSError`."""
         engine = self._running_engine()
         engine.reply_to(reply.device_fd)
-        transfer = engine.reply(data, reply.unique)
+        transfer = engine.reply(parts[0], parts[1] if len(parts) > 1 else b"", reply.unique)
         transfer.waiter = _Ending(on_ended)
         return transfer
 

@@ -288,10 +288,17 @@ class ObjectStoreOrigin(Origin):
         self.counters.gets += 1
         return True
 
-    def send(self, data: memoryview, reply: Reply, on_sent: Callable[[bool], None]) -> bool:
+    @property
+    def sends(self) -> bool:
+        """See `Origin.sends`."""
+        return True
+
+    def send(
+        self, parts: Sequence[memoryview], reply: Reply, on_sent: Callable[[bool], None]
+    ) -> bool:
         """See `Origin.send`."""
         try:
-            self._wire.reply(data, reply, lambda transfer: on_sent(transfer.is_replied))
+            self._wire.reply(parts, reply, lambda transfer: on_sent(transfer.is_replied))
         except OSError:
             return False
         return True
