@@ -27,10 +27,11 @@ from cachefs.cache.fetch.in_flight import InFlightFetch
 from cachefs.errors import OriginUnavailableError
 from cachefs.types import BLOCK_BYTES, BlockKey, ObjectRef, Priority, Turn
 
-_EXTENT_BLOCKS = 8
-"""Most blocks of one request. Each request costs the store and both ends some CPU."""
+_EXTENT_BLOCKS, _EXTENT_BLOCKS_FAR = 8, 4
+"""Most blocks of one request, for an origin nearby and for a far one. Each request costs the store
+and both ends some CPU, but what a reader needs next comes after all that is under way."""
 _REQUESTS, _REQUESTS_FAR = 4, 16
-"""Most requests under way, for an origin nearby and for a far one."""
+"""Most requests under way, in the same order."""
 _AT_A_JUMP, _BLOCKS_AT_A_JUMP = 4, 2
 """Requests, and blocks of each, that begin at once when a reader jumps to a block that is not
 coming. It would otherwise wait for the requests that are under way elsewhere."""
@@ -175,12 +176,14 @@ class WholeFiles:
     def _fill(self) -> None:
         """Begin as many requests as may be under way, of all files in turn."""
         nursery = self._fetches.nursery
-        most = _REQUESTS_FAR if self._fetches.is_far else _REQUESTS
+        is_far = self._fetches.is_far
+        most = _REQUESTS_FAR if is_far else _REQUESTS
+        extent_blocks = _EXTENT_BLOCKS_FAR if is_far else _EXTENT_BLOCKS
         while nursery is not None and self._files and self._under_way < most:
             file = min(self._files.values(), key=lambda file: file.is_next)  # the first of them
             self._files.move_to_end(file.ref.object_id)
             self._under_way += 1
-            nursery.start_soon(self._fetch_next, file, _EXTENT_BLOCKS)
+            nursery.start_soon(self._fetch_next, file, extent_blocks)
 
     def _jump(self, file: WholeFile) -> None:
         """Fetch the blocks after the latest read at once. The reader fetches its own block."""
