@@ -21,7 +21,7 @@ CASES = (
     "herd", "cached", "cold", "tls", "large", "directory", "load", "hdfs", "metadata", "far",
     "writes", "shared", "weights",
 )  # fmt: skip
-_ASKED = ("wire",)
+_ASKED = ("wire", "loaders")
 """Cases that run only if --only names them. A run with one of them may take twice as long."""
 _FULL_S, _QUICK_S = 15 * 60, 4 * 60
 _LAST_START = 0.85
@@ -125,6 +125,7 @@ def _cases(only: list[str] | None, base: Path | None) -> list[tuple[str, Callabl
         writes,
     )
     from bench.far import case as far
+    from bench.loaders import case as loaders
     from bench.shared import case as shared
 
     cases: dict[str, Callable[..., Any]] = {
@@ -142,6 +143,7 @@ def _cases(only: list[str] | None, base: Path | None) -> list[tuple[str, Callabl
         "shared": shared.shared_tier,
         "wire": partial(wire.wire, base=base and base.resolve()),
         "weights": weights.weights,
+        "loaders": loaders.loaders,
     }
     return [(name, cases[name]) for name in only or CASES]
 

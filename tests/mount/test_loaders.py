@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from webdataset import TarWriter, WebDataset
 
-from tests.mount.harness import Site
+from tests.mount.harness import Site, eventually
 
 TENSORS = {
     f"layers.{number}.weight": np.frombuffer(
@@ -116,6 +116,7 @@ def test_lmdb_leaves_a_lock_file_in_a_writable_source_unless_told_not_to(site: S
     assert not (site.mountpoint / "lmdb/lock.mdb").exists()
     assert read(lock=True) == b"value"
     assert (site.mountpoint / "lmdb/lock.mdb").exists()
+    eventually((site.files / "lmdb/lock.mdb").exists)
 
 
 # webdataset leaves the end of its files to the garbage collector.
