@@ -48,9 +48,9 @@ def main() -> None:
     )
     arguments = parser.parse_args()
 
-    from bench import machine
+    from cachefs.halt_polling import halt_poll_ns
 
-    as_found = machine.halt_poll_ns()
+    as_found = halt_poll_ns()
     sandbox.run("bench", lambda directory: _work(directory, arguments), _restorer(as_found))
 
 

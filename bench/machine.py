@@ -13,9 +13,10 @@ from typing import Any
 
 from bench import procfs
 from bench.rig import ROOT
+from cachefs.halt_polling import SETTING, halt_poll_ns
 from tests.servers.seaweedfs import weed_binary
 
-_HALT_POLL = Path("/sys/module/haltpoll/parameters/guest_halt_poll_ns")
+_HALT_POLL = Path("/", SETTING)
 
 
 def describe(directory: Path) -> dict[str, Any]:
@@ -39,15 +40,6 @@ def describe(directory: Path) -> dict[str, Any]:
         "seaweedfs": _seaweedfs(),
         "load_before": round(os.getloadavg()[0], 2),
     }
-
-
-def halt_poll_ns() -> int | None:
-    """Return how many ns an idle virtual CPU polls before it halts; None if the machine has no
-    such setting."""
-    try:
-        return int(_HALT_POLL.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def can_set_halt_poll() -> bool:

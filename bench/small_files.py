@@ -7,8 +7,8 @@ from pathlib import Path
 from bench import direct, machine, rig
 from bench.case import Bench, discard, shuffled
 from bench.report import Row, ratio_row
+from cachefs.halt_polling import POLL_NS, halt_poll_ns
 
-POLL_NS = 200_000
 WARM_BAR = 0.17
 DROPPED_BAR = 0.4
 COLD_BAR = 0.4
@@ -21,7 +21,7 @@ def cached(bench: Bench) -> list[Row]:
     """Compare repeated reads with reads of the same files on the local file system."""
     names = bench.small_files()
     settings: dict[str, int | None] = {"as found": None}
-    if machine.can_set_halt_poll() and machine.halt_poll_ns() != POLL_NS:
+    if machine.can_set_halt_poll() and halt_poll_ns() != POLL_NS:
         settings["polling"] = POLL_NS
     rows = []
     with bench.mount("small") as mount:

@@ -18,8 +18,10 @@ from cachefs.cli import status as status_module
 from cachefs.cli import umount as umount_module
 from cachefs.cli.mounting.mount_words import parse_mount_words
 from cachefs.cli.mounts import all_mounts
+from cachefs.cli.views import status as status_view
 from cachefs.config import flags
 from cachefs.errors import CachefsError, UsageError
+from cachefs.halt_polling import POLL_NS, SETTING, advice
 from cachefs.mounts import FSTYPE, MountHealth, RuntimeEntry
 from cachefs.mounts.table import MountEntry
 
@@ -325,6 +327,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             raise CachefsError("the daemon did not answer")
         return {**REPORT, "started_at": time.time() - 3700}
 
+    monkeypatch.setattr(status_view, "advice", lambda: None)
     module = all_mounts
     monkeypatch.setattr(module, "cachefs_mounts", lambda: mounts)
     monkeypatch.setattr(module, "read_entries", lambda: entries)
@@ -438,6 +441,46 @@ def test_stale_names_catch_the_eye(
     notice = "the origin does not answer: names are shown as last known, for 1h 1m now"
     assert lines_of("status", "/mnt/a")[-1] == notice
     assert f"/mnt/a: {notice}" in lines_of("status")
+
+
+@pytest.mark.parametrize(
+    ("driver", "governor", "poll_ns", "command"),
+    [
+        ("haltpoll", "haltpoll", "0", f"echo {POLL_NS} > /{SETTING}"),
+        ("haltpoll", "menu", "200000", "echo haltpoll > /sys/devices/system/cpu/cpuidle/current_"),
+        ("haltpoll", "haltpoll", "200000", None),
+        ("haltpoll", "haltpoll", None, None),
+        ("none", "menu", "0", None),
+        ("intel_idle", "menu", "200000", None),
+        (None, None, None, None),
+    ],
+)
+def test_status_says_that_a_virtual_machine_does_not_poll(
+    machine: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    driver: str | None,
+    governor: str | None,
+    poll_ns: str | None,
+    command: str | None,
+) -> None:
+    cpuidle = tmp_path / "sys/devices/system/cpu/cpuidle"
+    for path, text in (
+        (cpuidle / "current_driver", driver),
+        (cpuidle / "current_governor", governor),
+        (tmp_path / SETTING, poll_ns),
+    ):
+        if text is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+    monkeypatch.setattr(status_view, "advice", lambda: advice(tmp_path))
+    hints = [line for line in lines_of("status", "/mnt/a") if line.startswith("HINT")]
+    hints += [line for line in lines_of("status") if line.startswith("hint: ")]
+    assert len(hints) == (0 if command is None else 2)
+    assert all("halts idle CPUs" in hint and (command or "") in hint for hint in hints)
+    assert "halts" not in run("status", "--json").stdout
+    monkeypatch.setattr(all_mounts, "cachefs_mounts", list)
+    assert "hint" not in run("status").stdout, "nothing is served"
 
 
 def test_status_of_one_mount_tells_by_its_code(machine: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from cachefs.cli.mounts.path_request import counted
 from cachefs.cli.views.shared import print_shared
 from cachefs.cli.views.tables import plain_table, stdout_console
 from cachefs.cli.views.tiers import notices, print_tiers
+from cachefs.halt_polling import advice
 from cachefs.units import format_bytes, format_duration
 
 _LONG = ("MOUNTPOINT", "SOURCE", "STATE")
@@ -18,7 +19,7 @@ _WIDE_COLUMNS = 110
 
 
 def print_all(rows: list[dict[str, Any]]) -> None:
-    """Print a table of all mounts, with fewer columns in a narrow terminal."""
+    """Print a table of all mounts, with fewer columns in a narrow terminal, and hints."""
     console = stdout_console()
     shown = [title for title in _TITLES if console.width >= _WIDE_COLUMNS or title in _ESSENTIAL]
     titles = (title if title in _LONG else f">{title}" for title in shown)
@@ -31,6 +32,8 @@ def print_all(rows: list[dict[str, Any]]) -> None:
         lines = notices(row) if row["state"] == SERVING else [row["problem"]]
         for line in filter(None, lines):
             console.print(f"{row['mountpoint']}: {line}", soft_wrap=True)
+    if any(row["state"] == SERVING for row in rows) and (hint := advice()):
+        console.print(f"hint: {hint}", soft_wrap=True)
 
 
 def print_one(row: dict[str, Any]) -> None:
@@ -54,6 +57,8 @@ def print_one(row: dict[str, Any]) -> None:
             console.print(f"{title:<14} {line}", soft_wrap=True)
         for title, line in _error_lines(row.get("errors", [])):
             console.print(f"{title:<14} {line}", soft_wrap=True)
+        if hint := advice():
+            console.print(f"{'HINT':<14} {hint}", soft_wrap=True)
         if row.get("shared"):
             console.print()
             print_shared(console, row)
