@@ -1,5 +1,6 @@
 """Uploads in parts that can't be continued: the spool has all bytes, so another one begins."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from cachefs.errors import (
     AccessDeniedError,
@@ -224,3 +226,38 @@ async def test_a_file_that_outgrows_its_parts_gets_larger_ones(
     assert joined == [[7, 7, 7]]
     assert mount.objects()["large"] == PIECE * (SIZE_MIB + 1)
     assert store_of(mount).uploads == {}
+
+
+async def test_a_lone_file_is_sent_with_more_requests_than_each_of_several(
+    mount: Mount, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "part_bytes", lambda *sizes: 1 << 20)
+    under_way: Counter[str] = Counter()
+    wanted = {"lone": 8, "second": 4}
+    are_under_way = {path: trio.Event() for path in wanted}
+    go_on = trio.Event()
+
+    async def before(kind: str, path: str) -> None:
+        if kind == "part":
+            under_way[path] += 1
+            if under_way[path] == wanted[path]:
+                are_under_way[path].set()
+            await go_on.wait()
+
+    mount.store.before = before
+    inos = []
+    for name in (b"lone", b"second"):
+        ino = await mount.create(ROOT_INO, name)
+        for position in range(SIZE_MIB):
+            await mount.files.write(ino, position << 20, PIECE, 1)
+        inos.append(ino)
+    for ino, path in zip(inos, wanted, strict=True):
+        nursery.start_soon(mount.files.close, ino, 1)
+        await are_under_way[path].wait()
+        await trio.testing.wait_all_tasks_blocked()
+    assert under_way == wanted
+    go_on.set()
+    for ino in inos:
+        await mount.files.close(ino, 1)
+    assert under_way == {"lone": SIZE_MIB, "second": SIZE_MIB}
+    assert mount.objects()["lone"] == mount.objects()["second"] == PIECE * SIZE_MIB

@@ -8,7 +8,7 @@ from cachefs.config import MountConfig, flags, load_mount_config, mountpoint_in
 from cachefs.config import load as load_module
 from cachefs.config.transport import from_json, to_json
 from cachefs.config.workloads import WORKLOADS
-from cachefs.daemon.settings import origin_options
+from cachefs.daemon.settings import origin_options, resilience
 from cachefs.errors import UsageError
 
 
@@ -65,6 +65,17 @@ def test_a_workload_sets_defaults_and_single_options_win(file: Path) -> None:
     assert sent.given == config.given, "the daemon applies its own defaults"
     assert load('workload = "serving"', file, workload="checkpoint").attr_ttl == 10
     assert "workload" in error_of('workload = "inference"', file)
+
+
+def test_the_checkpoint_workload_reaches_the_daemon(file: Path) -> None:
+    config = from_json(to_json(load('workload = "checkpoint"\nread_only = false', file)))
+    assert not config.read_only
+    assert resilience(config).write_timeout_s == 300
+    assert resilience(config).write_request_s == resilience(load()).write_request_s
+    assert (config.publish_interval, config.negative_ttl) == (3600, 1)
+    assert (config.readahead, config.prefetch) == (64 << 20, "order"), "a restart reads whole files"
+    assert (config.spool_size, config.kernel_readahead) == (20 << 30, 1 << 20)
+    assert load('workload = "checkpoint"', file, write_timeout="90s").write_timeout == 90
 
 
 def test_the_document_shows_what_workloads_set() -> None:

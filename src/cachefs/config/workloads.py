@@ -22,8 +22,8 @@ WORKLOADS: Mapping[Workload, Mapping[str, Any]] = {
         "entry_ttl": 10.0,
         "list_ttl": 10.0,
         "negative_ttl": 1.0,
-        "prefetch": "off",
         "publish_interval": 3600.0,
+        "write_timeout": 300.0,
     },
 }
 assert set(WORKLOADS) == set(get_args(Workload))

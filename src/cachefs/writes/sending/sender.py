@@ -67,6 +67,9 @@ log = logging.getLogger(__name__)
 
 _PARTS_AT_A_TIME = 4
 """Of one file. Their bytes are read piece by piece from the spool file."""
+_PARTS_OF_LONE_FILE = 8
+"""The same while the parts of no other file are sent: a far store takes only so much on each
+connection. With 16, some stores of one machine stalled."""
 _BODIES_AT_A_TIME = 8
 """How many bodies of PUTs may be in memory at a time, each of up to 16 MiB."""
 _SMALL_BYTES = 256 << 10
@@ -107,6 +110,8 @@ class Sender:
         self._writer = writer
         self.timeouts = timeouts or SendTimeouts()
         self._bodies = trio.CapacityLimiter(_BODIES_AT_A_TIME)
+        self._in_parts_count = 0
+        """How many files are sent in parts now."""
         self._copies_parts = True
         """Whether the store may copy a range of an object to a part."""
         self._unaborted: list[UploadProgress] = []
@@ -424,7 +429,7 @@ class Sender:
     async def _send_parts(
         self, file: WrittenFile, upload: Upload, wanted: Sequence[PartRange]
     ) -> None:
-        """Send parts, `_PARTS_AT_A_TIME` in parallel. One that changes meanwhile stays missing."""
+        """Send parts, some in parallel. One that changes meanwhile stays missing."""
         waiting = iter(wanted)
         failures: list[CachefsError] = []
 
@@ -442,9 +447,15 @@ class Sender:
                     failures.append(error)
                     nursery.cancel_scope.cancel()
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(min(_PARTS_AT_A_TIME, len(wanted))):
-                nursery.start_soon(send_some)
+        is_lone = self._in_parts_count == 0
+        at_a_time = _PARTS_OF_LONE_FILE if is_lone else _PARTS_AT_A_TIME
+        self._in_parts_count += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(min(at_a_time, len(wanted))):
+                    nursery.start_soon(send_some)
+        finally:
+            self._in_parts_count -= 1
         if failures:
             raise failures[0]
 
