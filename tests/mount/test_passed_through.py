@@ -1,5 +1,5 @@
-"""Large files that are cached as a whole: the kernel reads them from the cache disk by itself, through
-all that happens to a cache and its daemons."""
+"""Large files that are cached as a whole: the kernel reads them from the cache disk by itself,
+through kills, upgrades, evictions and damage."""
 
 import contextlib
 import ctypes
