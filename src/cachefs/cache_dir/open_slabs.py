@@ -33,7 +33,8 @@ def close_slab(slab: Slab) -> None:
         os.close(slab.fd)
         if slab.table_fd not in (slab.fd, -1):
             os.close(slab.table_fd)
-        slab.fd = slab.table_fd = -1
+        slab.table_fd = -1
+        slab.fd = -1
 
 
 class OpenSlabs:
