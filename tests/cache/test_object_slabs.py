@@ -30,6 +30,14 @@ from tests.cache.harness import (
 from tests.memory_origin import MemoryOrigin
 
 SIZE = 9 * MIB + 12_345
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks may move at once."""
+    monkeypatch.setattr("cachefs.cache.tier.cooldown.COOLDOWN_S", 0.0)
+
+
 FROM = {"object_slabs_from_bytes": 8 * MIB}
 
 
@@ -220,6 +228,23 @@ async def test_it_is_evicted_as_a_whole(tmp_path: Path, origin: MemoryOrigin) ->
         await until(lambda: len(slab_files(tmp_path)) == 2 * len(kept))
         status = cache.status()[0]
         assert status.disk_bytes <= status.capacity_bytes
+        recount(cache)
+
+
+@pytest.mark.usefixtures("restless")
+async def test_with_a_slower_tier_its_blocks_go_there(tmp_path: Path, origin: MemoryOrigin) -> None:
+    refs = put_many(origin, 8, SIZE)
+    ssd = open_tier(tmp_path / "s", medium=Medium.SSD)
+    hdd = open_tier(tmp_path / "h", 256 * MIB, medium=Medium.HDD)
+    async with serving(origin, ssd, hdd, **FROM) as cache:
+        for ref in refs:
+            await load(cache, origin, ref)
+            await until(lambda: cache.status()[0].used_bytes <= cache.status()[0].high_bytes)
+        await until(lambda: all(map(cache.is_stored, refs)))
+        assert cache.status()[1].cached_blocks >= refs[0].block_count
+        gets = origin.counters.gets
+        await load(cache, origin, refs[0])  # back again, or where it is
+        assert origin.counters.gets == gets
         recount(cache)
 
 

@@ -46,8 +46,9 @@ class ObjectSlabs:
         self._read: dict[bytes, ObjectRef] = {}
         """Objects that wait for `run`."""
         self._parked = trio.lowlevel.ParkingLot()
-        self._done: dict[bytes, int] = {}
-        """Object id -> slab id, of slabs that were complete when `run` had looked at them."""
+        self.on_complete: Callable[[bytes], None] = lambda object_id: None
+        """Called with the id of an object whose slab `keep` has found or made complete. Only the
+        `Publisher` sets it."""
 
     def wants(self, ref: ObjectRef) -> bool:
         """Whether the object is large enough for a slab of its own."""
@@ -71,12 +72,6 @@ class ObjectSlabs:
         is_complete = found is not None and found[1].fd >= 0 and found[1].is_complete
         return found if is_complete else None
 
-    def ids(self) -> list[bytes]:
-        """Return the ids of all objects that have a slab of their own."""
-        return [
-            object_id for active in self._tiers for object_id in active.directory.slabs.of_object
-        ]
-
     def _find(self, object_id: bytes) -> ActiveTier | None:
         for active in self._tiers:
             if object_id in active.directory.slabs.of_object and active.usable:
@@ -96,8 +91,6 @@ class ObjectSlabs:
         found = self.find(ref.object_id)
         slab = None if found is None else found[1]
         is_due = to_end if slab is None else slab.used_count == slab.slot_count
-        if slab is not None and self._done.get(ref.object_id) == slab.slab_id:
-            return
         if is_due and ref.object_id not in self._read:
             self._read[ref.object_id] = ref
             self._parked.unpark()
@@ -112,8 +105,6 @@ class ObjectSlabs:
             keys = (BlockKey(object_id, index) for index in range(ref.block_count))
             if all(map(self._tiers.have, keys)):
                 await self.keep(ref, may_evict=False)
-                if (found := self.complete(object_id)) is not None:
-                    self._done[object_id] = found[1].slab_id
             del self._read[object_id]
 
     async def keep(
@@ -133,7 +124,10 @@ class ObjectSlabs:
         on_made(home is not None)
         if home is not None:
             with suppress(WorkersStoppedError):
-                await self._gather(ref, *home)
+                if not home[1].is_complete:
+                    await self._gather(ref, *home)
+                if self.complete(ref.object_id) is not None:
+                    self.on_complete(ref.object_id)
 
     async def _make(self, ref: ObjectRef, may_evict: bool) -> tuple[ActiveTier, Slab] | None:
         active = self._find(ref.object_id)

@@ -118,6 +118,7 @@ class Publisher:
         table.verify_all(cache.verify_full)
         cache.partial_checksums.share(table)
         cache.tell_admitted(self._admitted)
+        cache.object_slabs.on_complete = self._mark_if_complete
 
     def publish(self, ino: int, ref: ObjectRef, offset: int, length: int) -> None:
         """Publish the blocks of a file range that the daemon serves, so that the relay can serve
@@ -273,8 +274,6 @@ class Publisher:
         while True:
             await trio.sleep(_SYNC_S)
             self._loans_left = _LOANS
-            for object_id in self._cache.object_slabs.ids():
-                self._mark_if_complete(object_id)
             while self.note_hits() == _HITS:
                 await trio.lowlevel.checkpoint()
 

@@ -253,9 +253,9 @@ class CacheDirectory:
         table_fd = self.disk.create(self.paths.table(slab_id), whole.layout.table_bytes)
         try:
             self.disk.write(table_fd, encode_header(header), 0)
-            # In memory, an allocation writes all pages, and a quota may be larger than the memory.
-            is_sparse = self.medium is Medium.MEM
-            fd = self.disk.create(self.paths.slab(slab_id), whole.size_bytes, is_sparse)
+            fd = self.disk.create_large(
+                self.paths.slab(slab_id), whole.size_bytes, self.medium is not Medium.MEM
+            )
         except OSError:
             os.close(table_fd)
             self.disk.unlink(self.paths.table(slab_id))

@@ -4,6 +4,7 @@ Tests replace it by a disk that fails, hangs or loses data that was not synced. 
 retries or decides. All methods except `read_nowait` may block: worker threads call them.
 """
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -12,6 +13,9 @@ from pathlib import Path
 
 from cachefs.trusted_path import open_own_file
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
+"""Unlike it, `os.posix_fallocate` writes to every page where the file system can't allocate."""
 _F_SETSIG = 10
 """From asm-generic/fcntl.h. The module `fcntl` lacks it."""
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -29,17 +33,32 @@ class Disk:
         """Open an existing file for reading and writing, and return its descriptor."""
         return open_own_file(path, os.O_RDWR)
 
-    def create(self, path: Path, size_bytes: int, is_sparse: bool = False) -> int:
-        """Create a file, allocate all its space unless `is_sparse`, and return its descriptor.
+    def create(self, path: Path, size_bytes: int) -> int:
+        """Create a file, allocate all its space, and return its descriptor.
 
         Raises `FileExistsError` if `path` exists. If the allocation fails, removes the file.
         """
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            if is_sparse:
-                os.ftruncate(fd, size_bytes)
-            else:
-                os.posix_fallocate(fd, 0, size_bytes)
+            os.posix_fallocate(fd, 0, size_bytes)
+        except OSError:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        return fd
+
+    def create_large(self, path: Path, size_bytes: int, allocates: bool) -> int:
+        """Create a file of any size in a short time, and return its descriptor. With `allocates`,
+        all its space is allocated, if the file system can do that without writing it: in memory it
+        can't. Raises and removes as `create`.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, size_bytes)
+            if allocates and _libc.fallocate(fd, 0, 0, size_bytes) != 0:
+                error = ctypes.get_errno()
+                if error != errno.EOPNOTSUPP:
+                    raise OSError(error, os.strerror(error))
         except OSError:
             os.close(fd)
             path.unlink(missing_ok=True)

@@ -148,9 +148,10 @@ class TierSet:
         belong there."""
         tiers = self._tiers
         for active in tiers:
-            if key.object_id in active.directory.slabs.of_object and active.usable:
-                takes = active.level >= first_level and active.admission.is_open
-                return active if takes else None
+            if active.level < first_level or not active.usable:
+                continue
+            if key.object_id in active.directory.slabs.of_object:
+                return active if active.admission.is_open else None
         if len(tiers) == 1:
             (only,) = tiers
             takes = first_level == 0 and only.usable and only.admission.takes(length)

@@ -76,6 +76,8 @@ class Evictor:
         """Per class: bytes of slots that it has borrowed since it last got a slab."""
         self._planned: float | None = None
         self._planned_until = 0.0
+        self._held: set[Slab] = set()
+        self._held_until = 0.0
         self._refused_until = [0.0] * len(SLOT_CLASSES)
         self.oldest_age = 0
         """Approximate age of the oldest blocks, about a second old. Updated only if there is a
@@ -263,7 +265,7 @@ class Evictor:
         evictable = used - self._slabs.pinned_charge_bytes
         slabs = list(self._slabs.by_id.values())
         if self._slabs.of_object:
-            held = {slab for slab in slabs if slab.whole and self._sweeper.is_held(slab)}
+            held = self._held_slabs()
             evictable -= sum(slab.evictable_count * slab.charge_bytes for slab in held)
             slabs = [slab for slab in slabs if slab not in held]
         if evictable <= 0:
@@ -271,6 +273,14 @@ class Evictor:
         surplus = (used - self._store.directory.watermarks.low_bytes) / evictable
         fraction = min(1.0, max(least, surplus))
         return self._policy.plan(slabs, fraction, _HASTY_SAMPLE_BLOCKS if least else SAMPLE_BLOCKS)
+
+    def _held_slabs(self) -> set[Slab]:
+        """Return the slabs of objects whose files are open elsewhere, or were a second ago."""
+        if time.monotonic() >= self._held_until:
+            self._held_until = time.monotonic() + CHECK_INTERVAL_S
+            objects = self._slabs.of_object.values()
+            self._held = {slab for slab in objects if self._sweeper.is_held(slab)}
+        return self._held
 
     async def _evict_to_low(self) -> bool:
         """Evict in rounds, with one plan each, until the low watermark is reached or a round evicts
@@ -446,12 +456,12 @@ class Evictor:
     async def _shrink_while_needed(self) -> None:
         """Delete slabs of objects without blocks, and others while there are more than the quota
         allows or the disk is too full."""
-        while self._slabs.emptied:
-            _, slab = self._slabs.emptied.popitem()
+        for slab in list(self._slabs.emptied.values()):
             async with self._lock:
-                if slab.is_empty() and not await self._delete(slab):
-                    self._slabs.emptied[slab.slab_id] = slab
-                    break
+                if slab.used_count or slab.writing_count:
+                    self._slabs.emptied.pop(slab.slab_id, None)
+                else:
+                    await self._delete(slab)  # if it is still being read, the next time
         while self._slabs.by_id and await self._should_shrink():
             async with self._lock:
                 if not await self._delete_one():

@@ -92,6 +92,8 @@ class Scrubber:
         store.counters.verified += 1
         if not is_right(location, data[: location.length]):
             store.drop_bad(entry.key, slab, location, None)
+        elif slab.holds(slot):
+            slab.verified[slot] = location.checksum
 
     def _pace(self) -> float:
         """Return the rate in bytes per second."""
