@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def opened(mount: RawMount, flags: int = 0) -> Iterator[int]:
-    fd = os.open(mount.mountpoint / "large", os.O_RDONLY | flags)
+def opened(mount: RawMount, flags: int = 0, name: str = "large") -> Iterator[int]:
+    fd = os.open(mount.mountpoint / name, os.O_RDONLY | flags)
     try:
         yield fd
     finally:
@@ -70,10 +71,10 @@ def read_all(fd: int) -> bytes:
     return os.pread(fd, len(CONTENT) + 1, 0)
 
 
-def is_through(mount: RawMount) -> bool:
-    """Whether the next open is passed through."""
+def is_through(mount: RawMount, name: str = "large") -> bool:
+    """Whether the next open of the file is passed through."""
     before = mount.counted("opens_through"), mount.counted("opens")
-    with opened(mount):
+    with opened(mount, name=name):
         through, opens = mount.counted("opens_through"), mount.counted("opens")
     assert opens == before[1] + 1
     return bool(through > before[0])
@@ -366,38 +367,48 @@ def test_killed_readers_leave_nothing_open(mount: RawMount, large: File) -> None
 
 @pytest.mark.parametrize("resends", [False, True], ids=["steady", "resent"])
 def test_no_reader_sees_that_the_answer_changes(
-    mount: RawMount, large: File, resends: bool
+    mount: RawMount, tmp_path: Path, resends: bool
 ) -> None:
-    """100 threads, while the file becomes whole and is not any more."""
-    number = mount.publish(large, whole=True)
-    over, failures = threading.Event(), list[BaseException]()
+    """100 threads, while files become whole and are not any more."""
+    pages, over, failures = 16, threading.Event(), list[BaseException]()
+    paths = [tmp_path / f"file{number}" for number in range(30)]
+    for path in paths:
+        path.write_bytes(CONTENT[: pages * 4096])
+    numbers = [mount.publish(mount.add(path), whole=True) for path in paths]
 
     def read(seed: int) -> None:
         chance = random.Random(seed)
+        while not over.is_set():
+            flags = os.O_RDONLY | chance.choice([0, 0, 0, os.O_DIRECT])
+            fd = os.open(mount.mountpoint / chance.choice(paths).name, flags)
+            try:
+                at = chance.randrange(pages) * 4096
+                if chance.random() < 0.3:
+                    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as view:
+                        assert view[at : at + 4096] == CONTENT[at : at + 4096]
+                page = mmap.mmap(-1, 4096)
+                assert os.preadv(fd, [page], at) == 4096
+                assert page[:] == CONTENT[at : at + 4096]
+                if chance.random() < 0.2:
+                    time.sleep(0.002)
+            finally:
+                os.close(fd)
+            time.sleep(0.01)
+
+    def read_or_note(seed: int) -> None:
         try:
-            while not over.is_set():
-                with opened(mount, chance.choice([0, 0, 0, os.O_DIRECT])) as fd:
-                    at = chance.randrange(len(CONTENT) >> 12) << 12
-                    if chance.random() < 0.3:
-                        with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as view:
-                            assert view[at : at + 4096] == CONTENT[at : at + 4096]
-                    page = mmap.mmap(-1, 4096)
-                    assert os.preadv(fd, [page], at) == 4096
-                    assert page[:] == CONTENT[at : at + 4096]
-                    if chance.random() < 0.2:
-                        time.sleep(0.002)
-                if chance.random() < 0.5:
-                    time.sleep(0.02)
+            read(seed)
         except BaseException as error:
             failures.append(error)
             over.set()
 
-    readers = [threading.Thread(target=read, args=(seed,)) for seed in range(100)]
+    readers = [threading.Thread(target=read_or_note, args=(seed,)) for seed in range(100)]
     for reader in readers:
         reader.start()
     until, chance = time.monotonic() + 2, random.Random(5)
     while time.monotonic() < until and not over.is_set():
-        mount.table.mark_whole(number, chance.random() < 0.5)
+        for _ in range(10):
+            mount.table.mark_whole(chance.choice(numbers), chance.random() < 0.5)
         mount.table.pass_through(chance.random() < 0.8)
         if resends:
             mount.relay.resend()
@@ -406,9 +417,13 @@ def test_no_reader_sees_that_the_answer_changes(
     for reader in readers:
         reader.join()
     assert failures == []
-    opens, through = mount.counted("opens"), mount.counted("opens_through")
-    assert 0 < through < opens
+    assert 0 < mount.counted("opens_through") < mount.counted("opens")
     mount.table.pass_through(True)
     for whole in (False, True, False):  # nothing is counted as open
-        mount.table.mark_whole(number, whole)
-        eventually(lambda whole=whole: is_through(mount) == whole)  # type: ignore[misc]
+        for number, path in zip(numbers, paths, strict=True):
+            mount.table.mark_whole(number, whole)
+            eventually(partial(_is_through_now, mount, path.name, whole))
+
+
+def _is_through_now(mount: RawMount, name: str, whole: bool) -> bool:
+    return is_through(mount, name) == whole
