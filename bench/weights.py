@@ -1,7 +1,8 @@
-"""Read a file of weights as loaders do, cold: in order, through mmap, and with several threads.
+"""Read a file of weights as loaders do: in order, through mmap, and with several threads.
 
-The origin is once far away (`far/origin.py`) and once in the same machine. The reference is the
-same object in parallel range GETs by obstore, in the same round.
+Cold, the origin is once far away (`far/origin.py`) and once in the same machine. The reference is
+the same object in parallel range GETs by obstore, in the same round. Cached, with `--workload
+serving`, the reference is the same file on the local disk.
 """
 
 import json
@@ -18,6 +19,7 @@ from bench.far.origin import CONNECTION_MB_S, ROUND_TRIP_MS, far
 from bench.report import Row, ratio_row
 
 FAR_BAR = 0.9
+LOCAL_BAR = 0.95
 WAYS = {
     "read": "read() in order",
     "keys": "mmap, tensors in order",
@@ -25,6 +27,10 @@ WAYS = {
     "threads": "pread, 4 threads",
 }
 NAME = "model.safetensors"
+WAYS_CACHED = WAYS | {
+    "direct": "read() in order, O_DIRECT",
+    "pages": "single random pages of a mmap",
+}
 _IN_FLIGHT = 16
 _TENSORS = 96
 _READER = Path(__file__).with_name("weights_reader.py")
@@ -36,7 +42,47 @@ def weights(bench: Bench) -> list[Row]:
     with far(bench.server.endpoint, bench.directory) as endpoint:
         case = f"weights, {ROUND_TRIP_MS} ms away, {CONNECTION_MB_S} MB/s on a connection"
         rows = _measure(bench, case, endpoint, FAR_BAR)
-    return rows + _measure(bench, "weights, near", bench.server.endpoint)
+    rows += _measure(bench, "weights, near", bench.server.endpoint)
+    return rows + _serving(bench)
+
+
+def _serving(bench: Bench) -> list[Row]:
+    """Measure the cached file beside the same file on the local disk. As another user than root it
+    comes through the relay, and nothing is dropped."""
+    states = ["page-cached"] + (["page cache dropped"] if rig.can_drop_caches() else [])
+    local, rows = bench.local / "weights" / NAME, []
+    mount = bench.mount("weights", "--workload", "serving", "--passthrough-from", "16MiB")
+    with mount:
+        mount.command("load", str(mount.path / NAME))
+        for state in states:
+            measured = _measure_cached(bench, state, {"local": local, "mount": mount.path / NAME})
+            rows += [
+                ratio_row(
+                    f"weights, serving, {state}", name, "MB/s",
+                    measured[way, "mount"], measured[way, "local"], "local", at_least=LOCAL_BAR,
+                )
+                for way, name in WAYS_CACHED.items()
+            ]  # fmt: skip
+        said = mount.status()["passthrough"]
+        bench.say(f"{said['passed_through']} of {said['opens']} opens were passed through")
+    discard(mount)
+    return rows
+
+
+def _measure_cached(
+    bench: Bench, state: str, paths: dict[str, Path]
+) -> dict[tuple[str, str], list[float]]:
+    measured: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for path in paths.values():
+        _read_once(path, "read", 0)
+    for turn in range(bench.scale.rounds):
+        bench.say(f"weights, serving, {state}: round {turn + 1} of {bench.scale.rounds}")
+        for way in WAYS_CACHED:
+            for which in sorted(paths, reverse=turn % 2 == 1):
+                if state != "page-cached":
+                    rig.drop_page_cache()
+                measured[way, which].append(_read_once(paths[which], way, turn))
+    return measured
 
 
 def _measure(bench: Bench, case: str, endpoint: str, bar: float | None = None) -> list[Row]:
@@ -58,11 +104,16 @@ def read(bench: Bench, endpoint: str, way: str, seed: int) -> float:
     """Return MB/s of one cold reading."""
     mount = bench.mount("weights", endpoint=endpoint)
     with mount:
-        result = subprocess.run(
-            [sys.executable, "-S", "-E", _READER, mount.path / NAME, way, str(seed)],
-            stdout=subprocess.PIPE, check=True, timeout=300,
-        )  # fmt: skip
+        mb_s = _read_once(mount.path / NAME, way, seed)
     discard(mount)
+    return mb_s
+
+
+def _read_once(path: Path, way: str, seed: int) -> float:
+    result = subprocess.run(
+        [sys.executable, "-S", "-E", _READER, path, way, str(seed)],
+        stdout=subprocess.PIPE, check=True, timeout=300,
+    )  # fmt: skip
     size_bytes, seconds = map(float, result.stdout.split())
     return size_bytes / seconds / 1e6
 

@@ -1,10 +1,11 @@
 """Reads a safetensors file like a loader, in a separate process. Run as a script:
 
-    python -S weights_reader.py PATH read|keys|shuffled|threads SEED
+    python -S weights_reader.py PATH read|keys|shuffled|threads|direct|pages SEED
 
 `read` reads the file in order with read(2). `keys` and `shuffled` copy each tensor from a mapping
 of the file, as a copy to a GPU does: in the order of the file, or in a random one. `threads` reads
-the tensors with four threads and pread(2). It prints bytes and seconds.
+the tensors with four threads and pread(2). `direct` reads in order with O_DIRECT. `pages` touches
+random single pages of a mapping, as gets of LMDB do. It prints bytes and seconds.
 """
 
 import json
@@ -16,14 +17,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 _PIECE_BYTES = 1 << 20
+_PAGES = 3000
 
 
 def main() -> None:
     path, way, seed = sys.argv[1:]
     began = time.monotonic()
-    fd = os.open(path, os.O_RDONLY)
-    if way == "read":
+    fd = os.open(path, os.O_RDONLY | (os.O_DIRECT if way == "direct" else 0))
+    if way in ("read", "direct"):
         size_bytes = _read(fd)
+    elif way == "pages":
+        size_bytes = _touch(fd, random.Random(int(seed)))
     else:
         tensors = _tensors(fd)
         if way == "shuffled":
@@ -41,11 +45,21 @@ def _tensors(fd: int) -> list[tuple[int, int]]:
 
 
 def _read(fd: int) -> int:
-    buffer = bytearray(_PIECE_BYTES)
+    buffer = mmap.mmap(-1, _PIECE_BYTES)  # O_DIRECT needs whole pages
     size_bytes = 0
     while count := os.readv(fd, [buffer]):
         size_bytes += count
     return size_bytes
+
+
+def _touch(fd: int, chance: random.Random) -> int:
+    mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    mapped.madvise(mmap.MADV_RANDOM)
+    pages = len(mapped) // mmap.PAGESIZE
+    return sum(
+        len(mapped[at : at + mmap.PAGESIZE])
+        for at in (chance.randrange(pages) * mmap.PAGESIZE for _ in range(_PAGES))
+    )
 
 
 def _copy(fd: int, tensors: list[tuple[int, int]]) -> int:
