@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from cachefs.format.paths import TierPaths
@@ -105,6 +106,10 @@ def test_a_loaded_file_is_passed_through(serving: Site) -> None:
     assert path.read_bytes() == content_of("a", 0, SIZE)
     assert serving.status()["reads"]["hit_bytes"] == served, "a READ came to the relay"
     assert passed_through(serving) == before + 1
+    url = f"http://{serving.status()['metrics']}/metrics"
+    metrics = httpx.get(url, trust_env=False, timeout=60).text
+    assert f"cachefs_relay_opens_passed_through_total {before + 1}.0" in metrics
+    assert "cachefs_relay_opens_total " in metrics
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     page = mmap.mmap(-1, 1 * MIB)
     assert os.preadv(fd, [page], MIB) == MIB
