@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 _PIECE_BYTES = 1 << 20
-_PAGES = 3000
+_PAGES = 20_000
 
 
 def main() -> None:
