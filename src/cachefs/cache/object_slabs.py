@@ -167,7 +167,7 @@ class ObjectSlabs:
     ) -> None:
         """Copy one block to the slab of its object, and then drop it where it was."""
         data = await store.read_slot(key, 0, location.length)
-        if data is None:
+        if data is None or home.admission.closed:  # nobody would finish the candidate
             return
         moved = trio.Event()
 
