@@ -58,6 +58,7 @@ def test_a_workload_sets_defaults_and_single_options_win(file: Path) -> None:
     serving = load(workload="serving")
     assert (serving.attr_ttl, serving.entry_ttl, serving.list_ttl) == (3600, 3600, 3600)
     assert (serving.kernel_readahead, serving.negative_ttl) == (512 << 10, 60)
+    assert (serving.cache_eviction, load().cache_eviction) == ("lru", "epoch")
     config = load('workload = "serving"\nattr_ttl = "5m"', file, list_ttl="1m")
     assert (config.attr_ttl, config.entry_ttl, config.list_ttl) == (300, 3600, 60)
     sent = from_json(to_json(config))

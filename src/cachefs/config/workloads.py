@@ -16,6 +16,8 @@ WORKLOADS: Mapping[Workload, Mapping[str, Any]] = {
         "entry_ttl": _HOUR_S,
         "list_ttl": _HOUR_S,
         "passthrough": "auto",
+        # `epoch` learns from reads, which the daemon doesn't see when files are passed through.
+        "cache_eviction": "lru",
     },
     "checkpoint": {
         "attr_ttl": 10.0,
