@@ -473,7 +473,13 @@ def test_every_row_of_the_document_has_its_test() -> None:
     named = set(re.findall(r"\btest_\w+(?=[`\[])", document))
     sources = [
         here.with_name(name)
-        for name in ("test_check.py", "test_tier.py", "test_tier_moves.py", here.name)
+        for name in (
+            "test_check.py",
+            "test_object_slabs.py",
+            "test_tier.py",
+            "test_tier_moves.py",
+            here.name,
+        )
     ]
     sources += (here.parents[1] / "staging").glob("test_*.py")
     for name in ("test_killed_writers.py", "test_resent_changes.py"):
