@@ -289,7 +289,7 @@ async def test_a_header_that_contradicts_its_row_while_evicting(
         await assert_right(cache, origin, refs)
         await cache.drain()
     tier = open_tier(tmp_path, 16 * MIB)
-    for slab_id in tier.slab_ids_on_disk():
+    for slab_id in tier.files_on_disk()[0]:
         fd = tier.open_slab(slab_id).fd
         tier.format_slab(fd, slab_id, class_of(400_000))
         os.close(fd)

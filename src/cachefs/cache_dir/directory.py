@@ -209,18 +209,16 @@ class CacheDirectory:
         _close_all(self._lock_fds)
         self._lock_fds = ()
 
-    def slab_ids_on_disk(self) -> set[int]:
-        """Return the ids of the slab files, from their names: opens no file."""
-        ids = (slab_id_of(name) for name in os.listdir(self.paths.slabs))
-        return {slab_id for slab_id in ids if slab_id is not None}
-
-    def delete_lost_tables(self) -> None:
-        """Delete the tables of slabs for one object whose own file is gone. This must run in the
-        thread that creates slabs."""
-        names = os.listdir(self.paths.slabs)
-        for slab_id in map(slab_id_of_table, names):
-            if slab_id is not None and not self.paths.slab(slab_id).exists():
-                self.disk.unlink(self.paths.table(slab_id))
+    def files_on_disk(self) -> tuple[set[int], set[int]]:
+        """Return the ids of the slabs that have a file, and of those that have a table file, from
+        the names: opens no file."""
+        slab_ids, of_tables = set(), set()
+        for name in os.listdir(self.paths.slabs):
+            if (slab_id := slab_id_of(name)) is not None:
+                slab_ids.add(slab_id)
+            elif (slab_id := slab_id_of_table(name)) is not None:
+                of_tables.add(slab_id)
+        return slab_ids, of_tables
 
     def has_free_space(self, more_bytes: int = 0) -> bool:
         """Whether the file system keeps `free_space_ratio` free after taking `more_bytes`."""

@@ -71,6 +71,8 @@ class SlabFiles:
         self._opened: dict[int, OpenedSlab] = {}
         """Files that a reader thread has opened and no task has installed yet. A file whose task
         was cancelled stays here for the next one."""
+        self._lost_tables: set[int] = set()
+        """Slabs of which a crash has left only the table file. Their ids are not used again."""
         self._late: set[int] = set()
         """Slabs whose last open took longer than the patience of a reader."""
         index.before_commit(self._put_rows)
@@ -86,7 +88,8 @@ class SlabFiles:
 
     def _load(self) -> None:
         """Create the slabs from index rows and file names only, so that a start scans no file."""
-        on_disk = self._directory.slab_ids_on_disk()
+        on_disk, of_tables = self._directory.files_on_disk()
+        self._lost_tables = of_tables - on_disk
         lost = []
         for slab_id, row in self._index.slab_rows():
             if slab_id in on_disk:
@@ -97,6 +100,7 @@ class SlabFiles:
         for slab_id in lost:
             self._index.delete_slab(slab_id)
         self._slabs.skip_ids(self._index.next_slab_id)
+        self._slabs.skip_ids(max(self._lost_tables, default=-1) + 1)
         self._counters.bad_slabs += len(lost)
         for slab_id in on_disk:
             self._slabs.add(slab_id)
@@ -300,8 +304,9 @@ class SlabFiles:
         Slabs without a row come first. They were created in the last second before the crash, and
         no index row leads a read to their blocks.
         """
-        with contextlib.suppress(OSError):
-            await self._io.write(0, self._directory.delete_lost_tables)
+        for slab_id in self._lost_tables:
+            with contextlib.suppress(OSError):
+                await self._io.write(0, self._directory.delete_slab, slab_id)
         orphans = [slab for slab in self._by_id.values() if slab.class_index == NO_CLASS]
         reconciled = [await self.reconcile(slab) for slab in orphans]
         for slab in list(self._by_id.values()) if self.must_reconcile else ():
